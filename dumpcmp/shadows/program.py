@@ -12,6 +12,7 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.record import Call, Phase, Record
 from dumpcmp.nouns.replay import Replay
+from dumpcmp.shadows.graph_links import with_graph_links, without_graphs
 
 
 class ValueId(NamedTuple):
@@ -72,6 +73,7 @@ class Program:
     records: Mapping[ValueId, Record]  # of each value, where it was recorded first
     effects: Sequence[StepEffect]
     gradients: Mapping[ValueId, ValueId] = field(default_factory=dict)  # of modules' values
+    unlinked: str = ""  # why it is not known what its calls took, if it is not
     producers: Mapping[ValueId, Node] = field(init=False)
     consumers: Mapping[ValueId, Sequence[Node]] = field(init=False)
 
@@ -112,13 +114,18 @@ def read_program(archive: Archive, model: str, step: int) -> Program:
     records: dict[ValueId, Record] = {}
     effects: list[StepEffect] = []
     gradients: dict[ValueId, ValueId] = {}
+    unlinked = ""
     for held in archive.rank_steps(model, step):
-        of_rank = _RankReader(held.rank, {record.key: record for record in held.records()})
-        nodes += of_rank.nodes(held.calls())
+        calls, effect_calls = held.calls(), held.calls(effects=True)
+        listed = {record.key: record for record in held.records()}
+        listed = with_graph_links(listed, calls, effect_calls, held.rank)
+        unlinked = unlinked or without_graphs(calls, effect_calls)
+        of_rank = _RankReader(held.rank, listed)
+        nodes += of_rank.nodes(calls)
         records |= of_rank.records()
         effects += of_rank.effects()
         gradients |= of_rank.gradients()
-    return Program(model, step, nodes, records, effects, gradients)
+    return Program(model, step, nodes, records, effects, gradients, unlinked)
 
 
 @dataclass(frozen=True, slots=True)

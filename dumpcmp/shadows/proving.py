@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.key import Op, Slot
+from dumpcmp.nouns.key import ROOT, Op, Slot
 from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels
@@ -128,7 +128,7 @@ class _StepProof:
     proof: Proof
     before: Before | None
 
-    def ask(self, ours: tuple[str, int], theirs: tuple[str, int]) -> Before:
+    def ask(self, ours: tuple[str, int], theirs: tuple[str, int]) -> Before | None:
         """Ask them; returns the step for the next one to follow from."""
         book, choices = Book(), Choices()
         start = Start(book, self.before)
@@ -136,6 +136,10 @@ class _StepProof:
             with_gradients(with_writes(archive, read_program(archive, *place)))
             for archive, place in ((self.golden, ours), (self.target, theirs))
         ]
+        self.step = theirs[1]
+        if any(program.unlinked for program in programs):
+            self._unlinked(programs)
+            return self.before
         start.know("golden", programs[0])
         start.know("target", programs[1])
         mine = Shadow(
@@ -150,7 +154,6 @@ class _StepProof:
             partial(start.precomputed, "target"),
         )  # fmt: skip
         its.follow()
-        self.step = theirs[1]
         pairs, lone = _paired_effects(its, mine)
         returned = [
             (one.effect.value, other.effect.value)
@@ -161,6 +164,13 @@ class _StepProof:
         self._programs(its, mine, pairs, lone)
         self._kernels(its.program, mine.program)
         return Before(its, mine)
+
+    def _unlinked(self, programs: Sequence[Program]) -> None:
+        """Nothing can be shown of a program whose calls are not linked; it is told."""
+        for side, program in zip(("golden", "target"), programs, strict=True):
+            if program.unlinked:
+                place = _ProofPlace(Op(ROOT), 0, "", 0, 0)
+                self._add(ProofAnswer.UNKNOWN, side, place, program.unlinked)
 
     def _starts(self, start: Start, golden: Shadow, target: Shadow, noise: float) -> None:
         used = _used(golden)
@@ -197,10 +207,23 @@ class _StepProof:
             self._add(ProofAnswer.DIFFERENT_PROGRAM, side, place, reason)
         differing = [
             (ours, theirs) for ours, theirs in pairs
-            if not _is_same(ours, theirs) and not self._is_part(ours, theirs)
+            if not _is_same(ours, theirs) and not self._is_open(target, ours, theirs)
+            and not self._is_part(ours, theirs)
         ]  # fmt: skip
         if differing:
             self._localise(golden, target, differing)
+
+    def _is_open(self, target: Shadow, ours: _ShownEffect, theirs: _ShownEffect) -> bool:
+        """Whether an effect has no numbers on a side, so that nobody knows; it is told."""
+        for side, shown in (("golden", ours), ("target", theirs)):
+            try:
+                _ = shown.quantity.tensor
+            except DumpcmpError as error:
+                place = _ProofPlace.of_value(target, theirs.effect.value)
+                reason = f"{side}'s {shown.effect.name} cannot be computed again: {error.message}"
+                self._add(ProofAnswer.UNKNOWN, "target", place, reason)
+                return True
+        return False
 
     def _is_part(self, ours: _ShownEffect, theirs: _ShownEffect) -> bool:
         """Whether one side returns a part of what the other returns, which is told."""
