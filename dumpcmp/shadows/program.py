@@ -12,6 +12,7 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.record import Call, Phase, Record
 from dumpcmp.nouns.replay import Replay
+from dumpcmp.replay.rating import Rerun
 from dumpcmp.shadows.graph_links import with_graph_links, without_graphs
 
 
@@ -35,6 +36,10 @@ class OwnOperation(Protocol):
     def slot(self) -> str: ...  # of its call, by which a reader knows what it gives
 
     def run(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...  # in float64
+
+    def rated(self, given: Mapping[str, Tensor]) -> Rerun: ...  # the same, and how well determined
+
+    def level(self, given: Mapping[str, Tensor]) -> float: ...  # the size of terms that may cancel
 
     def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay | None: ...  # None: proven
 

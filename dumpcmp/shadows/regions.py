@@ -24,7 +24,7 @@ from dumpcmp.replay.holding import hold
 from dumpcmp.replay.limits import check_size
 from dumpcmp.replay.listed import function_named
 from dumpcmp.replay.rating import Rerun, error_of, run
-from dumpcmp.replay.running import fitted, rerun, wide_dtype
+from dumpcmp.replay.running import fitted, is_exact, rerun, wide_dtype
 from dumpcmp.shadows.graph_links import is_stored, kernel_of
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.quantities import tensor_of
@@ -54,12 +54,16 @@ def check_regions(
 ) -> Iterator[RegionFinding]:
     """Check what kernels stored of what `nodes` give; what is right is not told."""
     kernels: dict[str, list[tuple[Node, str, ValueId]]] = {}
+    shown = {effect.value for effect in program.effects}
     for node in nodes:
         for slot, value in node.gives.items():
             record = program.records[value]
             if is_stored(record):
                 name = kernel_of(record) or f"unnamed {value}"
                 kernels.setdefault(name, []).append((node, slot, value))
+            elif value in shown:
+                why = record.problem or "it was not kept as a kernel stored it"
+                yield RegionFinding(node, _slot(node, slot), unknown=why)
     for name, stored in kernels.items():
         region = Region.of(program, [value for _, _, value in stored], name)
         yield from RegionCheck(program, region, load_value).findings(stored)
@@ -149,13 +153,26 @@ class RegionCheck:
         return replace(plain, noise={_SLOT: noise}, is_exact=plain.is_exact and not noise)
 
     def _is_exact(self, value: ValueId) -> bool:
-        """Whether the region only moves elements, and never casts them."""
-        behind = self.program.behind([value]) & set(self.region.nodes)
-        taken = {each for node in behind for each in (*node.takes.values(), *node.gives.values())}
-        dtypes = {self.program.records[each].dtype for each in taken}
-        floats = {dtype for dtype in dtypes if dtype in DTYPES and DTYPES[dtype].eps}
-        is_moved = all(self._rates[node].is_exact for node in behind if node in self._rates)
-        return is_moved and len(floats) <= 1 and all(node in self._rates for node in behind)
+        """Whether the region only moves the elements of a value, and never casts them."""
+        inside, waiting = set[Node](), [value]
+        while waiting:
+            node = self.program.producers.get(waiting.pop())
+            if node is None or node not in self._members or node in inside:
+                continue
+            if node.own is not None or self._casts(node) or not self._moves(node):
+                return False
+            inside.add(node)
+            waiting += node.takes.values()
+        return True
+
+    def _moves(self, node: Node) -> bool:
+        given = {slot: self._rounded(value) for slot, value in node.takes.items()}
+        arguments = fitted(read_arguments(node.call.arguments, given), given)
+        return is_exact(function_named(node.call.target), arguments)
+
+    @cached_property
+    def _members(self) -> frozenset[Node]:
+        return frozenset(self.region.nodes)
 
     def _blamed(self, node: Node, slot: str, reason: str) -> RegionFinding:
         """The first op inside of which the kernel's twin shows a wrong value, or the whole."""
@@ -184,8 +201,8 @@ class RegionCheck:
         for node in self.region.nodes:
             given = {slot: self._rounded(value) for slot, value in node.takes.items()}
             try:
-                if node.own is None:
-                    found[node] = rerun(node.call, given)
+                own = node.own
+                found[node] = rerun(node.call, given) if own is None else own.rated(given)
             except DumpcmpError:
                 continue  # then its own rounding is all that it is disturbed by
         return found
@@ -230,7 +247,7 @@ class RegionCheck:
         if not size.is_floating_point() or not size.numel():
             return 0.0
         rating = self._rates.get(node) if node is not None else None
-        if rating is not None and rating.is_exact and not self._casts(node):
+        if rating is not None and rating.is_exact and node is not None and not self._casts(node):
             return 0.0
         grain = eps / 2 * size.abs()
         unit = min(eps, FLOAT32_EPS)
@@ -244,8 +261,7 @@ class RegionCheck:
             grain = grain + unit * (rating.condition.get(slot, 1.0) - 1) * level
         return grain + rating.noise.get(slot, 0.0) * level
 
-    def _casts(self, node: Node | None) -> bool:
-        assert node is not None
+    def _casts(self, node: Node) -> bool:
         values = (*node.takes.values(), *node.gives.values())
         dtypes = {self.program.records[value].dtype for value in values}
         return len({name for name in dtypes if name in DTYPES and DTYPES[name].eps}) > 1

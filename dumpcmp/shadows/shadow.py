@@ -85,6 +85,10 @@ class Shadow:
         if node.own is not None:
             given = tuple((slot, id(each)) for slot, each in inputs.items())
             self._ask(node, ("own", *given), node.own.expression, inputs, node.own.run)
+            for value in node.gives.values():
+                made = self.quantities[value].application
+                if made is not None:
+                    made.level = node.own.level
             return
         try:
             function = function_named(node.call.target)
