@@ -52,6 +52,10 @@ class _Linking:
     def __post_init__(self) -> None:
         self.found = dict(self.records)
         self._orders = {(call.op, call.call): call.order for call in self.calls}
+        self._weights = dict[str, list[Key]]()
+        for key in self.records:
+            if key.slot.is_weight:
+                self._weights.setdefault(key.op.module, []).append(key)
         self._site = next((call.site for call in self.calls), None)
 
     def linked(self) -> dict[Key, Record]:
@@ -131,6 +135,20 @@ class _Linking:
         if before:
             source = max(before, key=lambda other: self._nearness(other, key))
             self.found[key] = replace(record, same_as=source)
+        elif key.slot.is_input and not key.op.is_module:
+            self._name_after_weight(key, record)
+
+    def _name_after_weight(self, key: Key, record: Record) -> None:
+        """Give a weight its own name that was kept whole only where a graph took it."""
+        alike = [
+            other
+            for other in self._weights.get(key.op.module, ())
+            if (self.found[other].dtype, self.found[other].shape) == (record.dtype, record.shape)
+        ]
+        if len(alike) == 1 and self.found[alike[0]].kept is Kept.SUMMARY:
+            (weight,) = alike
+            self.found[weight] = replace(record, key=weight, order=self.found[weight].order)
+            self.found[key] = replace(record, same_as=weight)
 
     def _is_before(self, other: Key, key: Key) -> bool:
         if other.slot.is_weight or other.slot.is_input or key.op == ROOT:
