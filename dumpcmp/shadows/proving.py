@@ -210,8 +210,9 @@ class _StepProof:
             if not _is_same(ours, theirs) and not self._is_open(target, ours, theirs)
             and not self._is_part(ours, theirs)
         ]  # fmt: skip
-        if differing:
-            self._localise(golden, target, differing)
+        forward = [pair for pair in differing if not pair[1].effect.value.key.slot.is_gradient]
+        if differing:  # what a backward pass differs in follows from what it goes through
+            self._localise(golden, target, forward or differing)
 
     def _is_open(self, target: Shadow, ours: _ShownEffect, theirs: _ShownEffect) -> bool:
         """Whether an effect has no numbers on a side, so that nobody knows; it is told."""
