@@ -227,16 +227,13 @@ class RegionCheck:
                 made[value] = _disturbed(made[value], self._grain(value), draw)
         for node in self.region.nodes:
             given = {slot: made[value] for slot, value in node.takes.items()}
-            for slot, tensor in _run_node(node, given).items():
-                value = node.gives.get(slot)
-                if value is None:
-                    continue
+            outputs = _run_node(node, given)
+            for slot, value in node.gives.items():
+                if slot not in outputs:
+                    raise DumpcmpError(f"the replay of {node} gives no {slot}")
+                made[value] = outputs[slot]
                 if draw is not None:
-                    tensor = _disturbed(tensor, self._grain(value, node, slot), draw)
-                made.setdefault(value, tensor)
-            missing = [slot for slot, value in node.gives.items() if value not in made]
-            if missing:
-                raise DumpcmpError(f"the replay of {node} gives no {missing[0]}")
+                    made[value] = _disturbed(outputs[slot], self._grain(value, node, slot), draw)
         return made
 
     def _grain(self, value: ValueId, node: Node | None = None, slot: str = "") -> Tensor | float:

@@ -47,7 +47,8 @@ def two_faults(graph: fx.Graph) -> None:
 def faulty() -> AbstractContextManager[Any]:
     from torch._inductor import config
 
-    return config.patch(post_grad_custom_pre_pass=two_faults)
+    patched: AbstractContextManager[Any] = config.patch(post_grad_custom_pre_pass=two_faults)
+    return patched
 
 
 @pytest.fixture(scope="module")
