@@ -22,6 +22,7 @@ from dumpcmp.shadows.rewritten_memory import with_writes
 from dumpcmp.shadows.shadow import Choices, Shadow
 from dumpcmp.shadows.slices import is_part
 from dumpcmp.shadows.starting import Before, Relation, Start
+from dumpcmp.shadows.unshown import unmade_effects, why_unshown
 
 
 class ProofAnswer(StrEnum):
@@ -201,30 +202,33 @@ class _StepProof:
         lone: Sequence[tuple[str, StepEffect]],
     ) -> None:
         self.proof.num_effects += len(pairs)
+        for side, shadow in (("golden", golden), ("target", target)):
+            for effect in unmade_effects(shadow.program):
+                place = _ProofPlace.of_value(shadow, effect.value)
+                reason = f"no op that was recorded is known to have made {effect.name}"
+                self._add(ProofAnswer.UNKNOWN, side, place, reason)
         for side, effect in lone:
             place = _ProofPlace.of_value(golden if side == "golden" else target, effect.value)
             reason = f"only this side has the effect {effect.name}"
             self._add(ProofAnswer.DIFFERENT_PROGRAM, side, place, reason)
         differing = [
             (ours, theirs) for ours, theirs in pairs
-            if not _is_same(ours, theirs) and not self._is_open(target, ours, theirs)
-            and not self._is_part(ours, theirs)
+            if not _is_same(ours, theirs) and not self._is_part(ours, theirs)
+            and not self._is_open(golden, target, ours, theirs)
         ]  # fmt: skip
         forward = [pair for pair in differing if not pair[1].effect.value.key.slot.is_gradient]
         if differing:  # what a backward pass differs in follows from what it goes through
             self._localise(golden, target, forward or differing)
 
-    def _is_open(self, target: Shadow, ours: _ShownEffect, theirs: _ShownEffect) -> bool:
-        """Whether an effect has no numbers on a side, so that nobody knows; it is told."""
-        for side, shown in (("golden", ours), ("target", theirs)):
-            try:
-                _ = shown.quantity.tensor
-            except DumpcmpError as error:
-                place = _ProofPlace.of_value(target, theirs.effect.value)
-                reason = f"{side}'s {shown.effect.name} cannot be computed again: {error.message}"
-                self._add(ProofAnswer.UNKNOWN, "target", place, reason)
-                return True
-        return False
+    def _is_open(
+        self, golden: Shadow, target: Shadow, ours: _ShownEffect, theirs: _ShownEffect
+    ) -> bool:
+        """Whether nobody knows if an effect that differs is the same after all; that is told."""
+        why = why_unshown((golden, ours.effect), (target, theirs.effect))
+        if why:
+            place = _ProofPlace.of_value(target, theirs.effect.value)
+            self._add(ProofAnswer.UNKNOWN, "target", place, why)
+        return bool(why)
 
     def _is_part(self, ours: _ShownEffect, theirs: _ShownEffect) -> bool:
         """Whether one side returns a part of what the other returns, which is told."""
