@@ -250,13 +250,11 @@ class RegionCheck:
         unit = min(eps, FLOAT32_EPS)
         if rating is None:
             return grain
-        terms = rating.terms.get(slot)
-        level = float(size.square().mean().sqrt())
+        terms, level = rating.terms.get(slot), float(size.square().mean().sqrt())
+        condition, noise = rating.condition.get(slot, 1.0), rating.noise.get(slot, 0.0)
         if terms is not None:
             grain = grain + unit * terms.to(torch.float64)
-        else:
-            grain = grain + unit * (rating.condition.get(slot, 1.0) - 1) * level
-        return grain + rating.noise.get(slot, 0.0) * level
+        return grain + (unit * (condition - 1) + noise) * level
 
     def _casts(self, node: Node) -> bool:
         values = (*node.takes.values(), *node.gives.values())

@@ -22,6 +22,7 @@ from dumpcmp.taps.inductor.tables import (
     kernel_of_each_op,
     marks_in,
     read_table,
+    sizes_in,
 )
 from dumpcmp.taps.inductor.twin import Check, TwinGraph, Twins
 from dumpcmp.taps.inductor.views import replay
@@ -248,7 +249,8 @@ def _begin(tapping: Tapping, graph: TappedGraph, inputs: list[Any]) -> Execution
     if table.backward:
         run = _backward_run(tapping.pending[table.graph], inputs)
     elif (step := tapping.step()) is not None:
-        run = Execution(step, calls_of(step, traced, graph.kernel_of, table.kernels))
+        sizes = sizes_in(table.symbols, inputs)
+        run = Execution(step, calls_of(step, traced, graph.kernel_of, table.kernels, sizes))
     if run is not None:
         tapping.keep_texts(graph, run.step)
         stored = ((line.kernel, list(marks_in(line.readings))) for line in table.lines)
