@@ -19,8 +19,8 @@ from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.listed import function_named
 from dumpcmp.replay.running import rerun
 from dumpcmp.replay.unreplayable import Unreplayable
+from dumpcmp.shadows.kernel_regions import check_regions, is_compiled
 from dumpcmp.shadows.program import Node, OwnOperation, Program, ValueId
-from dumpcmp.shadows.regions import check_regions, is_compiled
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.shadows.kernel_regions import is_compiled
 from dumpcmp.shadows.program import Program, StepEffect
 from dumpcmp.shadows.quantities import Quantity
-from dumpcmp.shadows.regions import is_compiled
 from dumpcmp.shadows.shadow import Shadow
 
 

@@ -18,9 +18,9 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.value import to_torch
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.graph_links import INSIDE, is_stored, kernel_of, without_graphs
+from dumpcmp.shadows.kernel_regions import check_regions, is_compiled
 from dumpcmp.shadows.program import Program, ValueId, read_program
 from dumpcmp.shadows.proving import ProofAnswer, prove
-from dumpcmp.shadows.regions import check_regions, is_compiled
 from tests.taps.inductor.models import Net, gradient_mul_becomes_add, sub_is_swapped
 
 Made = Callable[[str], Path]

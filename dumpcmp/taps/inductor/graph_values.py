@@ -20,15 +20,15 @@ from dumpcmp.nouns.record import Call
 from dumpcmp.taps.modes.traced import Mark
 from dumpcmp.taps.recording.step import Step
 
-Sizes = list[int] | None  # None: they vary
+FixedSizes = list[int] | None  # None: they vary
 
 
 class GraphValue(NamedTuple):
     """One value of dynamo's graph, and the slots of its ops that it is."""
 
     dtype: str
-    shape: Sizes
-    stride: Sizes
+    shape: FixedSizes
+    stride: FixedSizes
     marks: list[Mark]
 
     @classmethod
@@ -38,7 +38,7 @@ class GraphValue(NamedTuple):
         return cls(dtype, _sizes(tensor.shape), _sizes(tensor.stride()), [])
 
 
-def _sizes(sizes: Sequence[Any]) -> Sizes:
+def _sizes(sizes: Sequence[Any]) -> FixedSizes:
     return list(sizes) if all(type(size) is int for size in sizes) else None
 
 

@@ -31,7 +31,7 @@ from dumpcmp.shadows.quantities import tensor_of
 
 _TRIALS = 3
 _SLOT = "output.0"
-LoadValue = Callable[[ValueId], Tensor]
+ReadValue = Callable[[ValueId], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def is_compiled(node: Node) -> bool:
 
 
 def check_regions(
-    program: Program, nodes: Iterable[Node], load_value: LoadValue
+    program: Program, nodes: Iterable[Node], load_value: ReadValue
 ) -> Iterator[RegionFinding]:
     """Check what kernels stored of what `nodes` give; what is right is not told."""
     kernels: dict[str, list[tuple[Node, str, ValueId]]] = {}
@@ -65,12 +65,12 @@ def check_regions(
                 why = record.problem or "it was not kept as a kernel stored it"
                 yield RegionFinding(node, _slot(node, slot), unknown=why)
     for name, stored in kernels.items():
-        region = Region.of(program, [value for _, _, value in stored], name)
+        region = KernelRegion.of(program, [value for _, _, value in stored], name)
         yield from RegionCheck(program, region, load_value).findings(stored)
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class KernelRegion:
     """Nodes between values that were stored, in the order of the program."""
 
     kernel: str
@@ -79,7 +79,7 @@ class Region:
     recomputed: frozenset[ValueId]  # edges that the kernel may have computed again for itself
 
     @classmethod
-    def of(cls, program: Program, values: Sequence[ValueId], kernel: str) -> Region:
+    def of(cls, program: Program, values: Sequence[ValueId], kernel: str) -> KernelRegion:
         """The region of the kernel that stored `values`."""
         inside: set[Node] = set()
         edges: dict[ValueId, None] = {}
@@ -106,8 +106,8 @@ class RegionCheck:
     """One region, run a few times."""
 
     program: Program
-    region: Region
-    load_value: LoadValue
+    region: KernelRegion
+    load_value: ReadValue
     _edges: dict[ValueId, Tensor] = field(default_factory=dict)
     _wide: dict[ValueId, Tensor] = field(default_factory=dict)
 
