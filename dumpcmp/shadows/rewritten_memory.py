@@ -21,6 +21,7 @@ from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import to_torch
 from dumpcmp.replay.listed import ReplayFunction, function_named
+from dumpcmp.replay.rating import Rerun
 from dumpcmp.replay.unreplayable import Unreplayable
 from dumpcmp.shadows.program import Node, Program, ValueId
 
@@ -82,6 +83,15 @@ class RewrittenMemory:
         del given, got
         return None
 
+    def rated(self, given: Mapping[str, Tensor]) -> Rerun:
+        """The value, of which every bit is known."""
+        return Rerun(self.run(given), is_exact=True)
+
+    def level(self, given: Mapping[str, Tensor]) -> float:
+        """Nothing cancels."""
+        del given
+        return 0.0
+
     def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The value; Unreplayable where it has elements that nobody knows."""
         memory, known = self._memory(given)
@@ -133,8 +143,9 @@ def with_writes(archive: Archive, program: Program) -> Program:
     if len(nodes) == len(program.nodes):
         return program
     return Program(
-        program.model, program.step, nodes, program.records, program.effects, program.gradients
-    )
+        program.model, program.step, nodes, program.records, program.effects, program.gradients,
+        program.unlinked,
+    )  # fmt: skip
 
 
 @dataclass(eq=False)
