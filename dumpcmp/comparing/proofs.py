@@ -105,10 +105,7 @@ def _is_of(row: Row, ours: StepName, theirs: StepName) -> bool:
 
 
 def _is_plain(side: Side) -> bool:
-    """Whether every op that a side ran was to be recorded, and what ranks gave each other.
-
-    Gradients of ranks are terms of sums, which is seen by what their weights become.
-    """
+    """Whether every op that a side ran was to be recorded, and what ranks gave each other."""
     runs = [facts.get("run", {}) for facts in side.archive.run.values()]
     tap = Asking.of(side.archive).tap
     return (
@@ -122,13 +119,10 @@ def _is_plain(side: Side) -> bool:
 
 
 def _is_plainly_spread(side: Side) -> bool:
-    """Whether ranks ran plain ops on plain tensors, forward alone."""
+    """Whether ranks ran plain ops on plain tensors, and all of them are there."""
     if side.facts.stopped or side.archive.missing_ranks:
         return False
-    values = side.listing.values.items()
-    return not any(
-        key.slot.is_gradient or any(record.layout for record in records) for key, records in values
-    )
+    return not any(record.layout for records in side.listing.values.values() for record in records)
 
 
 def _is_closed(side: Side, place: StepName) -> bool:

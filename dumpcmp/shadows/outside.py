@@ -18,6 +18,7 @@ from dumpcmp.shadows.starting import Before, LeafPair
 # Rounding goes into unrecorded code and comes out larger: by how much, nobody knows. Losses and
 # optimizers hand on relative errors about as they are, so that a few bits are allowed for them.
 GROWTH = 16.0
+NEAR = 2.0**-5  # what was drawn is so near only where it was drawn alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,17 @@ def may_be_rounded(pair: LeafPair, step: int) -> bool:
     """Whether code that was not recorded may have made this leaf, of what was computed before."""
     key = pair.target.key
     return is_late(pair, step) or not (key.slot.is_weight or key.op == ROOT)
+
+
+def drew_alike(pair: LeafPair, golden: Shadow, target: Shadow) -> bool:
+    """Whether both drew the same, or dropped the same of what they were given, each rounded."""
+    try:
+        ours, theirs = _loaded(golden, pair.golden), _loaded(target, pair.target)
+    except DumpcmpError:
+        return False
+    if ours.shape != theirs.shape or not ((ours == 0) == (theirs == 0)).all():
+        return False
+    return _norm(ours - theirs) <= NEAR * _norm(ours)
 
 
 def distance(

@@ -15,11 +15,11 @@ from dumpcmp.shadows.effect_pairs import EffectPair, PairedEffects, paired_effec
 from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty, unknown_leaves
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels
-from dumpcmp.shadows.outside import distance, is_late, may_be_rounded, noise_of
+from dumpcmp.shadows.outside import distance, drew_alike, is_late, may_be_rounded, noise_of
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.quantities import Book, Quantity
 from dumpcmp.shadows.shadow import Choices, Shadow
-from dumpcmp.shadows.starting import Before, Relation, Start
+from dumpcmp.shadows.starting import Before, Relation, Start, is_spread
 from dumpcmp.shadows.together import read_program
 from dumpcmp.shadows.unshown import unmade_effects, why_unshown
 
@@ -143,13 +143,15 @@ class StepProof:
         book, choices = Book(), Choices()
         start = Start(book, self.before)
         programs = [
-            with_gradients(read_program(archive, *place))
+            read_program(archive, *place)
             for archive, place in ((self.golden, ours), (self.target, theirs))
         ]
         self.step = theirs[1]
         if any(program.unlinked for program in programs):
             self._unlinked(programs)
             return self.before
+        if all(len(program.ranks) == 1 for program in programs):
+            programs = [*map(with_gradients, programs)]  # those of several ranks are terms of sums
         start.know("golden", programs[0])
         start.know("target", programs[1])
         mine = Shadow(
@@ -196,11 +198,19 @@ class StepProof:
                 place = _ProofPlace.of_value(target, leaf)
                 reason = "it holds other numbers than golden's"
                 self._add(ProofAnswer.DIFFERENT_START, "target", place, reason)
+        for leaf in start.alone if self.step else ():
+            is_weight = leaf in used and leaf.key.slot.is_weight
+            if is_weight and not is_spread(golden.quantity(leaf), target):
+                place = _ProofPlace.of_value(golden, leaf)
+                reason = "an optimizer that was not recorded has changed it, or mine"
+                self._add(ProofAnswer.UNKNOWN, "golden", place, reason)
         for pair in start.differing:
             if pair.relation is not Relation.OTHER or pair.golden not in used:
                 continue
             place = _ProofPlace.of_value(target, pair.target)
             if pair.target in target.program.producers:
+                if drew_alike(pair, golden, target):
+                    continue
                 self._add(ProofAnswer.UNKNOWN, "target", place, "it drew other numbers than golden")
                 continue
             reason = "it holds other numbers than golden's"
@@ -233,7 +243,7 @@ class StepProof:
         for side, effect in effects.uncovered:
             place = _ProofPlace.of_value(golden if side == "golden" else target, effect.value)
             reason = f"what the ranks return are parts of {effect.name}, and not all of it"
-            self._add(ProofAnswer.DIFFERENT_PROGRAM, side, place, reason)
+            self._add(self._if_alone(), side, place, reason)
         bridged, differing = _Bridged(golden, target), []
         for pair in effects.differing:
             node = bridged.behind(*(each.quantity for each in pair))
@@ -255,6 +265,11 @@ class StepProof:
             self._add(ProofAnswer.UNKNOWN, "target", place, why)
         return bool(why)
 
+    def _if_alone(self) -> ProofAnswer:
+        """What it means if a step lacks something: others may have it, of microbatches."""
+        numbers = [len(a.steps(m)) for a in (self.golden, self.target) for m in a.models[:1]]
+        return ProofAnswer.DIFFERENT_PROGRAM if len(set(numbers)) == 1 else ProofAnswer.UNKNOWN
+
     def _localise(self, golden: Shadow, target: Shadow, differing: Sequence[EffectPair]) -> None:
         known = KnownQuantities(golden), KnownQuantities(target)
         theirs = frontier(target, [mine.effect.value for _, mine in differing], known[0])
@@ -270,7 +285,7 @@ class StepProof:
             if leaf is not None:
                 place = _ProofPlace.of_node(node, leaf)
                 reason = "golden has no such numbers"
-                self._add(ProofAnswer.DIFFERENT_START, "target", place, reason)
+                self._suppose("target", place, reason, ProofAnswer.DIFFERENT_START)
                 return
             reason = f"golden never has what it gives; golden has {told or 'nothing'} instead"
             self._suppose("target", _ProofPlace.of_node(node), reason)
@@ -317,9 +332,15 @@ class StepProof:
         found = ProofFinding(answer, side, self.step, *place[:3], reason, place.rank, place.order)
         self.proof.findings.append(found)
 
-    def _suppose(self, side: str, place: _ProofPlace, reason: str) -> None:
-        """Add where programs part, of several places where they may."""
-        self._add(ProofAnswer.DIFFERENT_PROGRAM, side, place, reason)
+    def _suppose(
+        self,
+        side: str,
+        place: _ProofPlace,
+        reason: str,
+        answer: ProofAnswer = ProofAnswer.DIFFERENT_PROGRAM,
+    ) -> None:
+        """Add where runs part, of several places where they may."""
+        self._add(answer, side, place, reason)
         self.proof.findings[-1] = replace(self.proof.findings[-1], is_confirmed=False)
 
 

@@ -15,6 +15,7 @@ from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.shadows.program import Program, ValueId
 from dumpcmp.shadows.quantities import Book, Quantity
 from dumpcmp.shadows.shadow import Shadow, identity, load
+from dumpcmp.shadows.slices import Marginals, is_covered
 
 NameInProgram = tuple[str, int, str]  # of a value within its step
 
@@ -153,6 +154,17 @@ class Start:
         if self.before is not None and self.before.is_carried(record, theirs):
             return Relation.CARRIED
         return Relation.OTHER
+
+
+def is_spread(whole: Quantity, target: Shadow) -> bool:
+    """Whether ranks started from all slices of `whole`."""
+    try:
+        leaves = [target.quantity(leaf) for leaf in target.program.leaves]
+        size = whole.tensor.numel()
+        parts = [each.print for each in leaves if not each.problem and each.tensor.numel() < size]
+        return is_covered(Marginals(whole.tensor), parts)
+    except DumpcmpError:
+        return False
 
 
 def _is_telling(record: Record) -> bool:

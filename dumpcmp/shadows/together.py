@@ -19,6 +19,7 @@ from dumpcmp.nouns.replay import Choice, Replay
 from dumpcmp.nouns.spoken import counted
 from dumpcmp.nouns.value import DTYPES
 from dumpcmp.replay.rating import Rerun
+from dumpcmp.shadows.copies import with_copies
 from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId, read_ranks
 from dumpcmp.shadows.quantities import tensor_of
 from dumpcmp.shadows.rewritten_memory import with_writes
@@ -137,14 +138,29 @@ def read_program(archive: Archive, model: str, step: int) -> Program:
     """The program of one step of `model`, as all ranks of `archive` ran it together."""
     ranks = [with_writes(archive, rank) for rank in read_ranks(archive, model, step)]
     if len(ranks) == 1:
-        return ranks[0]
+        return _ordered(with_copies(archive, ranks[0])) or ranks[0]
     records = {value: record for rank in ranks for value, record in rank.records.items()}
     nodes = [node for rank in ranks for node in rank.nodes]
     effects: list[StepEffect] = [effect for rank in ranks for effect in rank.effects]
     gradients = {value: each for rank in ranks for value, each in rank.gradients.items()}
     unlinked = next((rank.unlinked for rank in ranks if rank.unlinked), "")
     joined = _Joining(Program(model, step, nodes, records, effects, gradients)).nodes()
-    return Program(model, step, list(_in_order(joined)), records, effects, gradients, unlinked)
+    program = Program(model, step, joined, records, effects, gradients)
+    for across in (True, False):
+        if found := _ordered(with_copies(archive, program, across)):
+            found.unlinked = unlinked
+            return found
+    raise DumpcmpError(f"what the ranks gave each other at step {step} runs in circles")
+
+
+def _ordered(program: Program) -> Program | None:
+    """`program`, each call after those that make what it takes; None where that runs in circles."""
+    nodes = list(_in_order(program.nodes))
+    if len(nodes) < len(program.nodes):
+        return None
+    return Program(
+        program.model, program.step, nodes, program.records, program.effects, program.gradients
+    )
 
 
 @dataclass(eq=False)

@@ -37,6 +37,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_program_spread_over_ranks_is_the_same(room: Path, name: str) -> None:
     proof = prove(room / "golden", room / name)
     assert proof.answer is ProofAnswer.SAME, str(proof)
+    for paths in ((room / "golden", room / name), (room / name, room / "golden")):
+        assert dumpcmp.compare(*paths).exit_code == 0, name
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -46,3 +48,5 @@ def test_a_fault_on_ranks_is_named_with_its_rank(room: Path, name: str) -> None:
     assert first.answer in (ProofAnswer.DIFFERENT_PROGRAM, ProofAnswer.DIFFERENT_START), str(first)
     functions, ranks = PLACES[name]
     assert first.op.function in functions and first.rank in ranks, str(first)
+    for paths in ((room / "golden", room / name), (room / name, room / "golden")):
+        assert dumpcmp.compare(*paths).exit_code == 1, name
