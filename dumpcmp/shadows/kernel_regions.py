@@ -64,9 +64,13 @@ def check_regions(
             elif value in shown:
                 why = record.problem or "it was not kept as a kernel stored it"
                 yield RegionFinding(node, _slot(node, slot), unknown=why)
+    told: set[tuple[Node, str]] = set()
     for name, stored in kernels.items():
         region = KernelRegion.of(program, [value for _, _, value in stored], name)
-        yield from RegionCheck(program, region, load_value).findings(stored)
+        for finding in RegionCheck(program, region, load_value).findings(stored):
+            if (finding.node, finding.slot) not in told:  # an op may stand in several regions
+                told.add((finding.node, finding.slot))
+                yield finding
 
 
 @dataclass(frozen=True, slots=True)
