@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dumpcmp.nouns.graph_runs import GraphRun, ValueOfGraph, read_runs
-from dumpcmp.nouns.key import ROOT, Key
+from dumpcmp.nouns.key import ROOT, Key, Slot
 from dumpcmp.nouns.record import TWIN, Call, Kept, Record
 
 INSIDE = "no kernel stores it"  # the problem of a value that only its graph tells of
@@ -60,7 +60,7 @@ class _Linking:
 
     def linked(self) -> dict[Key, Record]:
         stored = {
-            self._key(place): f"{_KERNEL}{run.number} {kernel}"
+            self._key(place): f"{_KERNEL}{run.number}{_direction(place)} {kernel}"
             for run in self.runs
             for place, kernel in run.stored.items()
         }
@@ -160,6 +160,11 @@ class _Linking:
         is_own = other.slot.is_weight and other.op.module == key.op.module
         is_input = other.op == ROOT and other.slot.is_input
         return is_own, is_input, other.slot.is_weight, self.found[other].order
+
+
+def _direction(place: tuple[str, int, str]) -> str:
+    """Forward and backward of one run have kernels of the same names."""
+    return "-backward" if Slot(place[2]).is_gradient else ""
 
 
 def _bytes_of(record: Record) -> tuple[object, ...]:

@@ -20,11 +20,13 @@ from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import DTYPES
 from dumpcmp.replay.arguments import read_arguments
+from dumpcmp.replay.drawing import draws
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.limits import check_size
 from dumpcmp.replay.listed import function_named
 from dumpcmp.replay.rating import Rerun, error_of, run
 from dumpcmp.replay.running import fitted, is_exact, rerun, wide_dtype
+from dumpcmp.replay.unreplayable import Unreplayable
 from dumpcmp.shadows.graph_links import is_stored, kernel_of
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.quantities import tensor_of
@@ -64,9 +66,13 @@ def check_regions(
             elif value in shown:
                 why = record.problem or "it was not kept as a kernel stored it"
                 yield RegionFinding(node, _slot(node, slot), unknown=why)
+    told: set[tuple[Node, str]] = set()
     for name, stored in kernels.items():
         region = KernelRegion.of(program, [value for _, _, value in stored], name)
-        yield from RegionCheck(program, region, load_value).findings(stored)
+        for finding in RegionCheck(program, region, load_value).findings(stored):
+            if (finding.node, finding.slot) not in told:  # an op may stand in several regions
+                told.add((finding.node, finding.slot))
+                yield finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +280,8 @@ def _run_node(node: Node, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return node.own.run(given)
     function = function_named(node.call.target)
     arguments = fitted(read_arguments(node.call.arguments, given), given).mapped(_widened)
+    if draws(function, arguments):
+        raise Unreplayable("it draws random numbers")
     check_size(function, arguments)
     return run(function, arguments)
 
