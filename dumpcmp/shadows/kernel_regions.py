@@ -28,7 +28,7 @@ from dumpcmp.replay.rating import Rerun, error_of, run
 from dumpcmp.replay.running import fitted, is_exact, rerun, wide_dtype
 from dumpcmp.replay.unreplayable import Unreplayable
 from dumpcmp.shadows.graph_links import is_stored, kernel_of
-from dumpcmp.shadows.program import Node, Program, ValueId
+from dumpcmp.shadows.program import Node, Program, RatedOperation, ValueId
 from dumpcmp.shadows.quantities import tensor_of
 
 _TRIALS = 3
@@ -207,8 +207,10 @@ class RegionCheck:
         for node in self.region.nodes:
             given = {slot: self._rounded(value) for slot, value in node.takes.items()}
             try:
-                own = node.own
-                found[node] = rerun(node.call, given) if own is None else own.rated(given)
+                if node.own is None:
+                    found[node] = rerun(node.call, given)
+                elif isinstance(node.own, RatedOperation):
+                    found[node] = node.own.rated(given)
             except DumpcmpError:
                 continue  # then its own rounding is all that it is disturbed by
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -37,11 +37,16 @@ class OwnOperation(Protocol):
 
     def run(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...  # in float64
 
-    def rated(self, given: Mapping[str, Tensor]) -> Rerun: ...  # the same, and how well determined
-
-    def level(self, given: Mapping[str, Tensor]) -> float: ...  # the size of terms that may cancel
-
     def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay | None: ...  # None: proven
+
+
+@runtime_checkable
+class RatedOperation(Protocol):
+    """Such an operation whose terms may cancel."""
+
+    def rated(self, given: Mapping[str, Tensor]) -> Rerun: ...  # run, and how well determined it is
+
+    def level(self, given: Mapping[str, Tensor]) -> float: ...  # the size of its terms
 
 
 @dataclass(frozen=True, slots=True, eq=False)

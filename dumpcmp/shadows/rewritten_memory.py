@@ -21,7 +21,6 @@ from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import to_torch
 from dumpcmp.replay.listed import ReplayFunction, function_named
-from dumpcmp.replay.rating import Rerun
 from dumpcmp.replay.unreplayable import Unreplayable
 from dumpcmp.shadows.program import Node, Program, ValueId
 
@@ -82,15 +81,6 @@ class RewrittenMemory:
         """Nothing is left to check: it was found by the bytes that it explains."""
         del given, got
         return None
-
-    def rated(self, given: Mapping[str, Tensor]) -> Rerun:
-        """The value, of which every bit is known."""
-        return Rerun(self.run(given), is_exact=True)
-
-    def level(self, given: Mapping[str, Tensor]) -> float:
-        """Nothing cancels."""
-        del given
-        return 0.0
 
     def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The value; Unreplayable where it has elements that nobody knows."""

@@ -28,7 +28,7 @@ from dumpcmp.replay.running import fitted, run_natively, wide_dtype
 from dumpcmp.replay.unreplayable import Unreplayable
 from dumpcmp.shadows.graph_links import INSIDE
 from dumpcmp.shadows.plain_arguments import plain_arguments
-from dumpcmp.shadows.program import Node, Program, ValueId
+from dumpcmp.shadows.program import Node, Program, RatedOperation, ValueId
 from dumpcmp.shadows.quantities import Application, Book, Operation, Quantity, tensor_of
 from dumpcmp.shadows.read_numbers import SingleNumber, are_read_alike
 
@@ -105,7 +105,7 @@ class Shadow:
         if node.own is not None:
             given = tuple((slot, id(each)) for slot, each in inputs.items())
             self._ask(node, ("own", *given), node.own.expression, inputs, node.own.run)
-            for value in node.gives.values():
+            for value in node.gives.values() if isinstance(node.own, RatedOperation) else ():
                 made = self.quantities[value].application
                 if made is not None:
                     made.level = node.own.level
