@@ -105,10 +105,9 @@ class Shadow:
         if node.own is not None:
             given = tuple((slot, id(each)) for slot, each in inputs.items())
             self._ask(node, ("own", *given), node.own.expression, inputs, node.own.run)
-            for value in node.gives.values() if isinstance(node.own, RatedOperation) else ():
-                made = self.quantities[value].application
-                if made is not None:
-                    made.level = node.own.level
+            if isinstance(node.own, RatedOperation):
+                for value in node.gives.values():
+                    self._level(value, node.own)
             return
         try:
             function = function_named(node.call.target)
@@ -126,6 +125,11 @@ class Shadow:
     def _check_seen(self, node: Node) -> None:
         if any(self.record(v).is_batch for v in (*node.takes.values(), *node.gives.values())):
             raise Unreplayable("it ran inside of torch.func.vmap, on one example at a time")
+
+    def _level(self, value: ValueId, own: RatedOperation) -> None:
+        made = self.quantities[value].application
+        if made is not None:
+            made.level = own.level
 
     def _apply(self, node: Node, function: ReplayFunction, inputs: dict[str, Quantity]) -> None:
         if function.name in _CONSTANTS and any(map(self._is_inside, node.gives.values())):
