@@ -155,8 +155,16 @@ class RegionCheck:
         if not wide.is_floating_point():
             is_open = torch.stack([trial != wide for trial in trials]).any(0)
             return replace(plain, is_exact=True, unwritten={_SLOT: is_open})
-        noise = max(error_of(trial, wide) for trial in trials)
+        noise = max(error_of(trial, wide) for trial in trials) + self._last_noise(value)
         return replace(plain, noise={_SLOT: noise}, is_exact=plain.is_exact and not noise)
+
+    def _last_noise(self, value: ValueId) -> float:
+        """What the op that gives a value rounds on the whole: long sums do not round at random."""
+        node = self.program.producers[value]
+        rating = self._rates.get(node)
+        if rating is None:
+            return 0.0
+        return max((rating.noise.get(s, 0.0) for s, v in node.gives.items() if v == value))
 
     def _is_exact(self, value: ValueId) -> bool:
         """Whether the region only moves the elements of a value, and never casts them."""
