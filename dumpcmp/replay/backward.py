@@ -304,6 +304,10 @@ class _Pass:
         return value.to(self._dtype or rounded)
 
 
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
 def _detached(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
@@ -317,6 +321,9 @@ def _differentiable(function: ReplayFunction, arguments: CallArguments) -> dict[
     if function.name in _CASTS and args[0].dtype is torch.float64:
         return {_OUTPUT: args[0]}  # wide is wide
     with torch.enable_grad():
+        if function.kind is FunctionKind.NORMALISES:  # which may keep running statistics
+            arguments = arguments.mapped(_copied)
+            args, kwargs = list(arguments.args), arguments.kwargs
         if function.changes_first and args and isinstance(args[0], Tensor):
             args[0] = args[0].clone()
         result = _guarded(lambda: function.run(*args, **kwargs))

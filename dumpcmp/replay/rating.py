@@ -67,6 +67,8 @@ def run(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]
 
 def run_as_told(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]:
     """The same where it is known that the arguments make it compute in float64."""
+    if function.kind is FunctionKind.NORMALISES:  # which may keep running statistics
+        arguments = arguments.mapped(_copied)
     args, kwargs = list(arguments.args), arguments.kwargs
     if function.changes_first and args and isinstance(args[0], Tensor):
         args[0] = args[0].clone()
@@ -77,6 +79,10 @@ def run_as_told(function: ReplayFunction, arguments: CallArguments) -> dict[str,
         said = str(error).partition("\n")[0][:160]
         raise Unreplayable(f"it cannot be run in float64: {said}") from None
     return dict(slots_of("output", args[0] if function.returns_nothing else result))
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def is_inexact(tensor: Tensor) -> bool:
