@@ -14,6 +14,7 @@ from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.side import Side, StepName
 from dumpcmp.nouns.key import Site
+from dumpcmp.nouns.op_names import OpSet
 from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
 from dumpcmp.nouns.row import Judgement, Row, Verdict, Why
 from dumpcmp.nouns.selection import Io, Level
@@ -28,6 +29,8 @@ _SETTLED = (
     "depends on is right"
 )
 _ASKED = "right for what it was given, but asked for something else"
+# They keep statistics, which later steps may read and no effect of this one shows.
+_KEEPING = OpSet("batch_norm instance_norm native_batch_norm cudnn_batch_norm")
 _PLAINLY = frozenset((Verdict.PASS, Verdict.DTYPE, Verdict.EMPTY, Verdict.SKIPPED))
 _OPEN = frozenset((Verdict.FAIL, Verdict.UNPAIRED, Verdict.SHAPE, Verdict.INCONCLUSIVE))
 _WHY = {
@@ -77,6 +80,8 @@ class Proofs:
             self.remarks[f"the programs could not be run in float64: {error!r}"] = None
             return rows
         self.remarks |= dict.fromkeys(proof.remarks)
+        if proof.answer is ProofAnswer.SAME and proof.num_bridges:
+            return rows  # what an optimizer did is judged by what it was given
         if proof.answer is ProofAnswer.SAME:
             return [_excused(row, proof, golden, target) for row in rows]
         if proof.lone or proof.answer is ProofAnswer.UNKNOWN or proof.first is None:
@@ -139,7 +144,9 @@ def _is_kept(record: Record) -> bool:
 def _excused(row: Row, proof: Proof, golden: Side, target: Side) -> Row:
     """A row of a step of which it is proven that both sides compute the same."""
     is_open = row.verdict in _OPEN and row.judgement.why is not Why.VOID
-    if not is_open or row.key.op.is_effect or not _is_shown(row, proof, golden, target):
+    if not is_open or row.key.op.is_effect or row.key.op.function in _KEEPING:
+        return row
+    if not _is_shown(row, proof, golden, target):
         return row
     verdict = Verdict.PASS if row.metrics is not None else Verdict.COVERED
     return replace(
