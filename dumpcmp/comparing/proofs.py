@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.side import Side, StepName
+from dumpcmp.nouns.arithmetic import keeps_statistics
 from dumpcmp.nouns.key import Site
-from dumpcmp.nouns.op_names import OpSet
 from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
 from dumpcmp.nouns.row import Judgement, Row, Verdict, Why
 from dumpcmp.nouns.selection import Io, Level
@@ -29,8 +29,6 @@ _SETTLED = (
     "depends on is right"
 )
 _ASKED = "right for what it was given, but asked for something else"
-# They keep statistics, which later steps may read and no effect of this one shows.
-_KEEPING = OpSet("batch_norm instance_norm native_batch_norm cudnn_batch_norm")
 _PLAINLY = frozenset((Verdict.PASS, Verdict.DTYPE, Verdict.EMPTY, Verdict.SKIPPED))
 _OPEN = frozenset((Verdict.FAIL, Verdict.UNPAIRED, Verdict.SHAPE, Verdict.INCONCLUSIVE))
 _WHY = {
@@ -144,7 +142,7 @@ def _is_kept(record: Record) -> bool:
 def _excused(row: Row, proof: Proof, golden: Side, target: Side) -> Row:
     """A row of a step of which it is proven that both sides compute the same."""
     is_open = row.verdict in _OPEN and row.judgement.why is not Why.VOID
-    if not is_open or row.key.op.is_effect or row.key.op.function in _KEEPING:
+    if not is_open or row.key.op.is_effect or keeps_statistics(row.key.op):
         return row
     if not _is_shown(row, proof, golden, target):
         return row
@@ -175,18 +173,23 @@ class _Accusing:
     def accused(self, findings: Sequence[ProofFinding], first: ProofFinding) -> Sequence[Row]:
         """The rows, with the root where it was found; those that stand there already remain."""
         roots = [row for row in self.rows if row.root and row.verdict.fails]
+        is_program = first.answer is not ProofAnswer.DIFFERENT_START and not any(
+            each.answer is ProofAnswer.WRONG for each in findings
+        )
         if any(self._is_at(root, each) for root in roots for each in findings):
-            is_wrong = any(each.answer is ProofAnswer.WRONG for each in findings)
-            return self.rows if is_wrong else [self._as_program(row, first) for row in self.rows]
+            return self._as_programs(first) if is_program else self.rows
         at = self._place_of(first)
         if at is None or (roots and not first.is_confirmed):
-            return self.rows
+            return self._as_programs(first) if is_program else self.rows
         is_golden = first.side == "golden" and first.answer is ProofAnswer.WRONG
         why = Why.GOLDEN if is_golden else _WHY[first.answer]
         found = [self._heir(row, at) if row.root else row for row in self.rows]
         judgement = Judgement(Verdict.FAIL, first.reason, why=why)
         found[at] = replace(self.rows[at], judgement=judgement, root=True, cause=None)
         return found
+
+    def _as_programs(self, first: ProofFinding) -> Sequence[Row]:
+        return [self._as_program(row, first) for row in self.rows]
 
     def _as_program(self, row: Row, first: ProofFinding) -> Row:
         """A root, where every call is right for what it was given: the program asks for another."""
