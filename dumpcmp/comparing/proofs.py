@@ -196,7 +196,8 @@ class _Accusing:
         why = row.judgement.why
         if not row.root or not row.verdict.fails or why in (Why.LEAF, Why.CALL, Why.GOLDEN):
             return row
-        is_replayed = row.replay is not None and row.replay.is_known
+        # Of what is laid together the reason names the pieces, which a finding does not.
+        is_replayed = row.replay is not None and row.replay.is_known and not row.layout
         at = "" if first.op == row.key.op else f"at {first.place} "
         reason = f"{_ASKED}: {at}{first.reason}" if is_replayed else row.judgement.reason
         return replace(row, judgement=Judgement(row.verdict, reason, why=Why.CALL))
