@@ -15,6 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from dumpcmp.align.mesh.regions import portion_of
+from dumpcmp.archive.locks import COMPACTING
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import SelectionError, warn_of
 from dumpcmp.nouns.key import Key
@@ -32,6 +33,7 @@ from dumpcmp.taps.recording.values import Condense, Condensed
 PART_NBYTES = 1 << 30
 MOST_HASHES, MOST_SEGMENTS = 8, 256
 _STALLED_SECONDS = 5.0
+_BEGINNING_SECONDS = 60.0  # of a compactor that has not begun yet
 _STALLED_AGAIN = 1.0  # where waiting was of no use before
 _POLL_SECONDS = 0.05
 
@@ -262,11 +264,18 @@ class Budgeted:
             time.sleep(_POLL_SECONDS)
             before, sizes = sizes, _sizes_in(self.path)
             changed = time.monotonic() if sizes != before else changed
-            if time.monotonic() - changed > (_STALLED_AGAIN if self._stalled else _STALLED_SECONDS):
+            if time.monotonic() - changed > self._patience():
                 self._stalled = frozenset(sizes)
                 self._tell()
                 return
         self._stalled = frozenset()
+
+    def _patience(self) -> float:
+        """For how many seconds nothing may change before waiting is of no use."""
+        if self._stalled:
+            return _STALLED_AGAIN
+        has_begun = (self.path / COMPACTING).exists()
+        return _STALLED_SECONDS if has_begun else _BEGINNING_SECONDS
 
     def _tell(self) -> None:
         why = "all finished parts are compacted"

@@ -84,6 +84,7 @@ def test_a_reducer_that_is_not_there_is_named_before_the_program_runs(tmp_path: 
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "_STALLED_SECONDS", 0.5)
     monkeypatch.setattr(retention, "_STALLED_AGAIN", 0.5)
+    monkeypatch.setattr(retention, "_BEGINNING_SECONDS", 0.5)
 
 
 @pytest.mark.usefixtures("_hurried")
