@@ -241,12 +241,14 @@ class Budgeted:
         self.settle, self.fail = sink.settle, sink.fail
         self.sink, self.budget, self.compactor = sink, budget, compactor
         self.path = sink.path.parent
-        self._since = 0  # bytes that were written since it looked
+        self._since = 0  # bytes that were taken since it looked
+        self._on_the_way = 0  # that may not be in the parts yet
         self._stalled: frozenset[Path] = frozenset()  # the parts when waiting was of no use
 
     def put(self, record: Record, source: Source | None) -> None:
         self._since += source.nbytes if source is not None else 0
         if self._since > self.budget // 64:
+            self._on_the_way += self._since
             self._since = 0
             self._make_room()
         self.sink.put(record, source)
@@ -259,6 +261,9 @@ class Budgeted:
         sizes = _sizes_in(self.path)
         if self._stalled and sizes.keys() == self._stalled:
             return
+        if sum(sizes.values()) + self._on_the_way > self.budget:
+            self.sink.settle()
+            self._on_the_way, sizes = 0, _sizes_in(self.path)
         changed = time.monotonic()
         while sum(sizes.values()) > self.budget and self.compactor.lives:
             time.sleep(_POLL_SECONDS)
