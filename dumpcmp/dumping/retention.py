@@ -32,9 +32,7 @@ from dumpcmp.taps.recording.values import Condense, Condensed
 
 PART_NBYTES = 1 << 30
 MOST_HASHES, MOST_SEGMENTS = 8, 256
-_STALLED_SECONDS = 5.0
-_BEGINNING_SECONDS = 60.0  # of a compactor that has not begun yet
-_STALLED_AGAIN = 1.0  # where waiting was of no use before
+_IDLE_ROUNDS = 2  # of the compactor: one may have begun before there was something to do
 _POLL_SECONDS = 0.05
 
 
@@ -264,23 +262,21 @@ class Budgeted:
         if sum(sizes.values()) + self._on_the_way > self.budget:
             self.sink.settle()
             self._on_the_way, sizes = 0, _sizes_in(self.path)
-        changed = time.monotonic()
+        rounds = {self._round()}
         while sum(sizes.values()) > self.budget and self.compactor.lives:
             time.sleep(_POLL_SECONDS)
             before, sizes = sizes, _sizes_in(self.path)
-            changed = time.monotonic() if sizes != before else changed
-            if time.monotonic() - changed > self._patience():
+            rounds = {self._round()} if sizes != before else rounds | {self._round()}
+            if len(rounds) > _IDLE_ROUNDS:
                 self._stalled = frozenset(sizes)
                 self._tell()
                 return
         self._stalled = frozenset()
 
-    def _patience(self) -> float:
-        """For how many seconds nothing may change before waiting is of no use."""
-        if self._stalled:
-            return _STALLED_AGAIN
-        has_begun = (self.path / COMPACTING).exists()
-        return _STALLED_SECONDS if has_begun else _BEGINNING_SECONDS
+    def _round(self) -> int:
+        """Which round of the compactor ended last; 0 before the first."""
+        lock = self.path / COMPACTING
+        return lock.stat().st_mtime_ns if lock.exists() else 0
 
     def _tell(self) -> None:
         why = "all finished parts are compacted"
