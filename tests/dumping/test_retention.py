@@ -88,16 +88,17 @@ def test_an_archive_that_stays_too_large_is_waited_for_once(tmp_path: Path) -> N
         beside = after.enter_context(compactor_beside(tmp_path / "d", kept, 0))
         sink = Budgeted(out, 4096, beside)
         put_step(out, 0, (64, 64), 0)
+        put_ones(out, 0)
         out.settle()
         with pytest.warns(CaptureWarning, match="cannot be kept under"):
-            put_ones(sink, 0)
+            put_ones(sink, 1)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Budgeted, "_round", lambda _: pytest.fail("it waits again"))
-            for number in range(1, 10):
+            for number in range(2, 10):
                 put_ones(sink, number)
 
 
-def put_ones(sink: Budgeted, number: int) -> None:
+def put_ones(sink: ArchiveWriter | Budgeted, number: int) -> None:
     bits = np.ones(1000)
     sink.put(record(key(f"op{number}"), bits, order=number), Dense(bits))
 
