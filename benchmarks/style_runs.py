@@ -206,7 +206,8 @@ def _of_weight(tensor: Tensor | None) -> Any:
 
 def _plain(text: str) -> str:
     """`text` without addresses, names of temporary files and identifiers drawn by lot."""
-    return re.sub(r"0x[0-9a-f]+|/tmp/\S+|\w{8}(-\w{4}){3}-\w{12}", "…", text)
+    temporary = re.escape(tempfile.gettempdir())
+    return re.sub(rf"0x[0-9a-f]+|{temporary}/\S+|\w{{8}}(-\w{{4}}){{3}}-\w{{12}}", "…", text)
 
 
 def told(value: Any, depth: int = 0) -> Any:

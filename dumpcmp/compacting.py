@@ -15,6 +15,7 @@ from pathlib import Path
 from dumpcmp.align.mesh.regions import portion_of
 from dumpcmp.archive.clearing import clear_shared
 from dumpcmp.archive.ending import has_ended
+from dumpcmp.archive.locks import COMPACTING
 from dumpcmp.archive.paths import clear_rings, no_archive, rank_directories
 from dumpcmp.archive.rewrite import (
     Condensing,
@@ -142,6 +143,8 @@ def compact(
                 settled[part], so_far = _size(part), so_far.after(done)
                 if progress is not None and isinstance(done, Rewritten) and done.num_parts:
                     progress(so_far)
+            if watch:
+                (root / COMPACTING).touch()  # a round has ended: who waits for room may look
         if freed := clear_shared(root):
             so_far = so_far.after(Rewritten(nbytes_before=freed))
     if disk_budget is not None and not watch and nbytes_of(root) > disk_budget:

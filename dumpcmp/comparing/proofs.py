@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.side import Side, StepName
-from dumpcmp.nouns.arithmetic import Collective
+from dumpcmp.nouns.arithmetic import keeps_statistics
 from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
 from dumpcmp.nouns.row import Judgement, Row, Verdict, Why
@@ -29,6 +29,7 @@ _SETTLED = (
     "depends on is right"
 )
 _ASKED = "right for what it was given, but asked for something else"
+_PLAINLY = frozenset((Verdict.PASS, Verdict.DTYPE, Verdict.EMPTY, Verdict.SKIPPED))
 _OPEN = frozenset((Verdict.FAIL, Verdict.UNPAIRED, Verdict.SHAPE, Verdict.INCONCLUSIVE))
 _WHY = {
     ProofAnswer.WRONG: Why.INTRODUCED,
@@ -63,6 +64,8 @@ class Proofs:
     def _of_step(
         self, rows: Sequence[Row], ours: StepName, theirs: StepName, golden: Side, target: Side
     ) -> Sequence[Row]:
+        if all(row.verdict in _PLAINLY for row in rows):
+            return rows  # both programs do the same, call by call
         if not (_is_closed(golden, ours) and _is_closed(target, theirs)):
             return rows
         proof = Proof()
@@ -75,6 +78,8 @@ class Proofs:
             self.remarks[f"the programs could not be run in float64: {error!r}"] = None
             return rows
         self.remarks |= dict.fromkeys(proof.remarks)
+        if proof.answer is ProofAnswer.SAME and proof.num_bridges:
+            return rows  # what an optimizer did is judged by what it was given
         if proof.answer is ProofAnswer.SAME:
             return [_excused(row, proof, golden, target) for row in rows]
         if proof.lone or proof.answer is ProofAnswer.UNKNOWN or proof.first is None:
@@ -106,24 +111,17 @@ def _is_of(row: Row, ours: StepName, theirs: StepName) -> bool:
 
 
 def _is_plain(side: Side) -> bool:
-    """Whether every op that a side ran was to be recorded, and what ranks gave each other."""
+    """Whether a side ran on one rank, and every op that it ran was to be recorded."""
     runs = [facts.get("run", {}) for facts in side.archive.run.values()]
     tap = Asking.of(side.archive).tap
     return (
-        (side.facts.num_ranks == 1 or _is_plainly_spread(side))
+        side.facts.num_ranks == 1
         and side.is_whole
         and all(run.get("mode") in _PLAIN for run in runs)
         and not tap.layers
         and tap.io is Io.ALL
         and tap.level is Level.FUNCTIONS
     )
-
-
-def _is_plainly_spread(side: Side) -> bool:
-    """Whether ranks ran plain ops on plain tensors, and all of them are there."""
-    if side.facts.stopped or side.archive.missing_ranks:
-        return False
-    return not any(record.layout for records in side.listing.values.values() for record in records)
 
 
 def _is_closed(side: Side, place: StepName) -> bool:
@@ -144,7 +142,9 @@ def _is_kept(record: Record) -> bool:
 def _excused(row: Row, proof: Proof, golden: Side, target: Side) -> Row:
     """A row of a step of which it is proven that both sides compute the same."""
     is_open = row.verdict in _OPEN and row.judgement.why is not Why.VOID
-    if not is_open or row.key.op.is_effect or not _is_shown(row, proof, golden, target):
+    if not is_open or row.key.op.is_effect or keeps_statistics(row.key.op):
+        return row
+    if not _is_shown(row, proof, golden, target):
         return row
     verdict = Verdict.PASS if row.metrics is not None else Verdict.COVERED
     return replace(
@@ -153,27 +153,13 @@ def _excused(row: Row, proof: Proof, golden: Side, target: Side) -> Row:
 
 
 def _is_shown(row: Row, proof: Proof, golden: Side, target: Side) -> bool:
-    """Whether effects depend on it, so that it was looked at, on each side that has it.
-
-    A collective need not give something to each of its ranks.
-    """
-    is_enough = any if row.key.op.function in set(Collective) else all
+    """Whether effects depend on it, so that it was looked at, on each side that has it."""
     sides = ("golden", golden, row.golden_key), ("target", target, row.target_key)
     return all(
-        is_enough(_first(record, side) in proof.shown[name] for record in side.listing.values[key])
+        ValueId(0, side.listing.first(key)) in proof.shown[name]
         for name, side, key in sides
         if key is not None
     )
-
-
-def _first(record: Record, side: Side) -> ValueId:
-    """The value of a rank, under the name by which that rank recorded it first."""
-    seen = {record.key}
-    while record.same_as is not None and record.same_as not in seen:
-        seen.add(record.same_as)
-        others = side.listing.values.get(record.same_as, ())
-        record = next((each for each in others if each.rank == record.rank), record)
-    return ValueId(record.rank, record.key)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,28 +173,33 @@ class _Accusing:
     def accused(self, findings: Sequence[ProofFinding], first: ProofFinding) -> Sequence[Row]:
         """The rows, with the root where it was found; those that stand there already remain."""
         roots = [row for row in self.rows if row.root and row.verdict.fails]
+        is_program = first.answer is not ProofAnswer.DIFFERENT_START and not any(
+            each.answer is ProofAnswer.WRONG for each in findings
+        )
         if any(self._is_at(root, each) for root in roots for each in findings):
-            is_wrong = any(each.answer is ProofAnswer.WRONG for each in findings)
-            return self.rows if is_wrong else [self._as_program(row, first) for row in self.rows]
+            return self._as_programs(first) if is_program else self.rows
         at = self._place_of(first)
         if at is None or (roots and not first.is_confirmed):
-            return self.rows
+            return self._as_programs(first) if is_program else self.rows
         is_golden = first.side == "golden" and first.answer is ProofAnswer.WRONG
         why = Why.GOLDEN if is_golden else _WHY[first.answer]
         found = [self._heir(row, at) if row.root else row for row in self.rows]
-        is_spread = (self.golden if first.side == "golden" else self.target).facts.num_ranks > 1
-        where = f"on rank {first.rank} " if is_spread else ""
-        judgement = Judgement(Verdict.FAIL, f"{where}{first.reason}", why=why)
+        judgement = Judgement(Verdict.FAIL, first.reason, why=why)
         found[at] = replace(self.rows[at], judgement=judgement, root=True, cause=None)
         return found
+
+    def _as_programs(self, first: ProofFinding) -> Sequence[Row]:
+        return [self._as_program(row, first) for row in self.rows]
 
     def _as_program(self, row: Row, first: ProofFinding) -> Row:
         """A root, where every call is right for what it was given: the program asks for another."""
         why = row.judgement.why
         if not row.root or not row.verdict.fails or why in (Why.LEAF, Why.CALL, Why.GOLDEN):
             return row
-        is_replayed = row.replay is not None and row.replay.is_known
-        reason = f"{_ASKED}: {first.reason}" if is_replayed else row.judgement.reason
+        # Of what is laid together the reason names the pieces, which a finding does not.
+        is_replayed = row.replay is not None and row.replay.is_known and not row.layout
+        at = "" if first.op == row.key.op else f"at {first.place} "
+        reason = f"{_ASKED}: {at}{first.reason}" if is_replayed else row.judgement.reason
         return replace(row, judgement=Judgement(row.verdict, reason, why=Why.CALL))
 
     def _heir(self, row: Row, at: int) -> Row:

@@ -15,6 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from dumpcmp.align.mesh.regions import portion_of
+from dumpcmp.archive.locks import COMPACTING
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import SelectionError, warn_of
 from dumpcmp.nouns.key import Key
@@ -31,8 +32,7 @@ from dumpcmp.taps.recording.values import Condense, Condensed
 
 PART_NBYTES = 1 << 30
 MOST_HASHES, MOST_SEGMENTS = 8, 256
-_STALLED_SECONDS = 5.0
-_STALLED_AGAIN = 1.0  # where waiting was of no use before
+_IDLE_ROUNDS = 2  # of the compactor: one may have begun before there was something to do
 _POLL_SECONDS = 0.05
 
 
@@ -239,12 +239,14 @@ class Budgeted:
         self.settle, self.fail = sink.settle, sink.fail
         self.sink, self.budget, self.compactor = sink, budget, compactor
         self.path = sink.path.parent
-        self._since = 0  # bytes that were written since it looked
+        self._since = 0  # bytes that were taken since it looked
+        self._on_the_way = 0  # that may not be in the parts yet
         self._stalled: frozenset[Path] = frozenset()  # the parts when waiting was of no use
 
     def put(self, record: Record, source: Source | None) -> None:
         self._since += source.nbytes if source is not None else 0
         if self._since > self.budget // 64:
+            self._on_the_way += self._since
             self._since = 0
             self._make_room()
         self.sink.put(record, source)
@@ -257,16 +259,24 @@ class Budgeted:
         sizes = _sizes_in(self.path)
         if self._stalled and sizes.keys() == self._stalled:
             return
-        changed = time.monotonic()
+        if sum(sizes.values()) + self._on_the_way > self.budget:
+            self.sink.settle()
+            self._on_the_way, sizes = 0, _sizes_in(self.path)
+        rounds = {self._round()}
         while sum(sizes.values()) > self.budget and self.compactor.lives:
             time.sleep(_POLL_SECONDS)
             before, sizes = sizes, _sizes_in(self.path)
-            changed = time.monotonic() if sizes != before else changed
-            if time.monotonic() - changed > (_STALLED_AGAIN if self._stalled else _STALLED_SECONDS):
+            rounds = {self._round()} if sizes != before else rounds | {self._round()}
+            if len(rounds) > _IDLE_ROUNDS:
                 self._stalled = frozenset(sizes)
                 self._tell()
                 return
         self._stalled = frozenset()
+
+    def _round(self) -> int:
+        """Which round of the compactor ended last; 0 before the first."""
+        lock = self.path / COMPACTING
+        return lock.stat().st_mtime_ns if lock.exists() else 0
 
     def _tell(self) -> None:
         why = "all finished parts are compacted"

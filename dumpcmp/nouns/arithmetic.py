@@ -85,6 +85,9 @@ CREATES = OpSet(
     """
 )
 
+# Functions that keep a running mean and variance of what they were given.
+_KEEPS_STATISTICS = OpSet("batch_norm cudnn_batch_norm instance_norm native_batch_norm")
+
 # Where functions take the weights of the module that calls them: by position or keyword.
 _CONVOLUTION = {"1": "weight", "2": "bias", "weight": "weight", "bias": "bias"}
 _NORM = {"2": "weight", "3": "bias", "weight": "weight", "bias": "bias"}
@@ -131,6 +134,11 @@ def _moments(op: Op) -> tuple[str, str]:
     # Others than the one in torch.nn.functional take weight and bias before them.
     is_python = plain_name(op.function) == "batch_norm" and not is_dispatched(op.function)
     return ("input.1", "input.2") if is_python else ("input.3", "input.4")
+
+
+def keeps_statistics(op: Op) -> bool:
+    """Whether a function may write to moments that it was given, which later steps read."""
+    return op.function in _KEEPS_STATISTICS
 
 
 def weight_name(key: Key) -> str:

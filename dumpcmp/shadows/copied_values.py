@@ -70,11 +70,11 @@ def _copies(archive: Archive, program: Program, across: bool) -> Iterator[Node]:
         others = [v for v, _ in made.get(found, ()) if across and v.rank != leaf.rank]
         source = next(iter([*own[-1:], *others]), None)
         if source is not None and _tells(archive, record):
-            copy = Copy(record.shape, first_slot(first, leaf))
+            copy = Copy(record.shape, _first_slot(first, leaf))
             yield Node(leaf.rank, first.call, {"input.0": source}, {_OUTPUT: leaf}, copy)
 
 
-def first_slot(node: Node, value: ValueId) -> str:
+def _first_slot(node: Node, value: ValueId) -> str:
     """Where `node` takes `value`."""
     return next(slot for slot, each in node.takes.items() if each == value)
 

@@ -57,7 +57,6 @@ class Shadow:
     choices: Choices
     precomputed: Callable[[Shadow, ValueId], Quantity | None] = lambda _, __: None
     quantities: dict[ValueId, Quantity] = field(default_factory=dict)
-    skipped: dict[Node, str] = field(default_factory=dict)  # calls that only their records tell of
     bridges: dict[int, Node] = field(default_factory=dict)  # by id of what was taken as it is
     singles: list[SingleNumber] = field(default_factory=list)
     _flips: set[int] = field(default_factory=set)  # ids of what it is given, but did not choose
@@ -112,8 +111,7 @@ class Shadow:
         try:
             function = function_named(node.call.target)
             self._check_seen(node)
-        except Unreplayable as error:
-            self.skipped[node] = error.message
+        except Unreplayable:
             self._bridge(node, inputs)
             return
         self._apply(node, function, inputs)

@@ -133,6 +133,6 @@ def test_a_rescaling_that_one_side_left_out_is_no_other_choice(
     if is_sound:
         assert outcome.conclusion is Conclusion.DECISIONS, outcome.headline
         return
-    assert outcome.conclusion is Conclusion.WRONG, outcome.headline
+    assert outcome.conclusion in (Conclusion.WRONG, Conclusion.PROGRAM), outcome.headline
     first = outcome.first_divergence
     assert first is not None and first.key.op == f"blocks.{BLOCKS - 1}.experts/sum"

@@ -1,7 +1,5 @@
 """Laws of what a dump keeps: summaries taken at capture are those that compaction takes."""
 
-import subprocess
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,8 @@ from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.cli import main
 from dumpcmp.compacting import nbytes_of
 from dumpcmp.comparing.summaries import load_summary
-from dumpcmp.dumping import retention
 from dumpcmp.dumping.retention import (
     Budgeted,
-    Compactor,
     Retention,
     compactor_beside,
     within_budget,
@@ -80,33 +76,31 @@ def test_a_reducer_that_is_not_there_is_named_before_the_program_runs(tmp_path: 
     assert not list(tmp_path.rglob("part-*.h5"))
 
 
-@pytest.fixture
-def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "_STALLED_SECONDS", 0.5)
-    monkeypatch.setattr(retention, "_STALLED_AGAIN", 0.5)
-
-
-@pytest.mark.usefixtures("_hurried")
 def test_a_budget_that_cannot_be_met_is_told_at_the_end(tmp_path: Path) -> None:
     with pytest.warns(CaptureWarning, match="above its budget|cannot be kept under"):
         run(tmp_path / "d", keep=Retention(disk_budget=4096))
 
 
-@pytest.mark.usefixtures("_hurried")
 def test_an_archive_that_stays_too_large_is_waited_for_once(tmp_path: Path) -> None:
     """The compactor lives, and has nothing to do: one of many values is kept waiting."""
+    kept = Retention(disk_budget=4096)
     with ExitStack() as after, ArchiveWriter(tmp_path / "d", run={}) as out:
-        idle = after.enter_context(subprocess.Popen(["sleep", "60"], text=True))
-        after.callback(idle.kill)
-        sink = Budgeted(out, 4096, Compactor(idle))
+        beside = after.enter_context(compactor_beside(tmp_path / "d", kept, 0))
+        sink = Budgeted(out, 4096, beside)
         put_step(out, 0, (64, 64), 0)
+        put_ones(out, 0)
         out.settle()
-        began = time.monotonic()
         with pytest.warns(CaptureWarning, match="cannot be kept under"):
-            for number in range(10):
-                bits = np.ones(1000)
-                sink.put(record(key(f"op{number}"), bits, order=number), Dense(bits))
-    assert time.monotonic() - began < 3
+            put_ones(sink, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Budgeted, "_round", lambda _: pytest.fail("it waits again"))
+            for number in range(2, 10):
+                put_ones(sink, number)
+
+
+def put_ones(sink: ArchiveWriter | Budgeted, number: int) -> None:
+    bits = np.ones(1000)
+    sink.put(record(key(f"op{number}"), bits, order=number), Dense(bits))
 
 
 @pytest.fixture(scope="module")

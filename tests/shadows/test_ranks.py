@@ -37,8 +37,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_program_spread_over_ranks_is_the_same(room: Path, name: str) -> None:
     proof = prove(room / "golden", room / name)
     assert proof.answer is ProofAnswer.SAME, str(proof)
-    for paths in ((room / "golden", room / name), (room / name, room / "golden")):
-        assert dumpcmp.compare(*paths).exit_code == 0, name
+    assert prove(room / name, room / "golden").answer is ProofAnswer.SAME
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -48,5 +47,4 @@ def test_a_fault_on_ranks_is_named_with_its_rank(room: Path, name: str) -> None:
     assert first.answer in (ProofAnswer.DIFFERENT_PROGRAM, ProofAnswer.DIFFERENT_START), str(first)
     functions, ranks = PLACES[name]
     assert first.op.function in functions and first.rank in ranks, str(first)
-    for paths in ((room / "golden", room / name), (room / name, room / "golden")):
-        assert dumpcmp.compare(*paths).exit_code == 1, name
+    assert prove(room / name, room / "golden").answer is not ProofAnswer.SAME

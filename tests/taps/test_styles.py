@@ -15,13 +15,10 @@ from benchmarks import styles, undisturbed
 MODES = ("uncaptured", *undisturbed.MODES)
 STYLES = (
     "nn: TransformerEncoder with padding",
-    "nn: lazy modules",
-    "autograd: checkpointing, both kinds",
     "torch.func: vmap of grad",
     "classes: a subclass of Tensor as input",
     "modes: two of each",
     "results: a container that holds itself",
-    "results: control flow ops that are trained",
     "exceptions: raised from a cause, in a hook",
     "running: a forward that yields",
 )
