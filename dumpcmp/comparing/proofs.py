@@ -44,7 +44,7 @@ class Proofs:
 
     counting: Counting
     remarks: dict[str, None] = field(default_factory=dict)  # what a reader must know, each once
-    _before: dict[str, tuple[int, Before]] = field(default_factory=dict)
+    _before: dict[str, tuple[int, Before | None]] = field(default_factory=dict)
     _is_apart: bool = False  # an earlier step differs, and what later ones begin with follows
 
     def settled(self, rows: Sequence[Row], golden: Side, target: Side) -> list[Row]:

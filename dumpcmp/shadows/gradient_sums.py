@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from dumpcmp.replay.chains import At, Chain
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.listed import function_named
+from dumpcmp.replay.rating import Rerun
 from dumpcmp.replay.unreplayable import Unreplayable
 from dumpcmp.shadows.plain_arguments import plain_arguments
 from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId
@@ -57,6 +58,22 @@ class GradientSum:
                 replay = hold(again.rated(is_moved=is_moved), GRADIENT, got)
         return replay
 
+    def rated(self, given: Mapping[str, Tensor]) -> Rerun:
+        """The gradient, and how well it is determined."""
+        found = self._again(given).rated()
+        return replace(
+            found,
+            outputs={_OUTPUT: found.outputs[GRADIENT]},
+            condition={_OUTPUT: found.condition.get(GRADIENT, 1.0)},
+            noise={_OUTPUT: found.noise.get(GRADIENT, 0.0)},
+            terms={_OUTPUT: found.terms[GRADIENT]} if GRADIENT in found.terms else {},
+        )
+
+    def level(self, given: Mapping[str, Tensor]) -> float:
+        """The size of its terms, if nothing of them cancelled."""
+        terms = self.rated(given).terms.get(_OUTPUT)
+        return 0.0 if terms is None else float(terms.abs().mean())
+
     def _again(self, given: Mapping[str, Tensor]) -> BackwardRerun:
         values: dict[At, Tensor] = {}
         grads: dict[At, Tensor] = {}
@@ -76,7 +93,10 @@ def with_gradients(program: Program) -> Program:
         return program
     effects = [*program.effects, *_gradient_effects(program)]
     nodes = [*program.nodes, *(node for _, node in made)]
-    return Program(program.model, program.step, nodes, program.records, effects, program.gradients)
+    return Program(
+        program.model, program.step, nodes, program.records, effects, program.gradients,
+        program.unlinked,
+    )  # fmt: skip
 
 
 def _gradient_effects(program: Program) -> Iterator[StepEffect]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.listed import function_named
 from dumpcmp.replay.running import rerun
 from dumpcmp.replay.unreplayable import Unreplayable
+from dumpcmp.shadows.kernel_regions import check_regions, is_compiled
 from dumpcmp.shadows.program import Node, OwnOperation, Program, ValueId
 
 
@@ -35,11 +37,21 @@ def check_kernels(
     archive: Archive, program: Program, nodes: Iterable[Node]
 ) -> Iterator[KernelFinding]:
     """Check each of `nodes`; what is right is not told."""
-    for node in nodes:
+    compiled, others = _apart(nodes)
+    for found in check_regions(program, compiled, partial(_loaded, archive, program)):
+        yield KernelFinding(found.node, found.slot, found.wrong, found.unknown)
+    for node in others:
         if node.own is not None:
             yield from _checked_own(archive, program, node, node.own)
         elif node.gives:
             yield from _checked(archive, program, node)
+
+
+def _apart(nodes: Iterable[Node]) -> tuple[list[Node], list[Node]]:
+    """What kernels of compiled graphs made, and what calls did."""
+    listed = list(nodes)
+    compiled = [node for node in listed if is_compiled(node)]
+    return compiled, [node for node in listed if not is_compiled(node)]
 
 
 def _checked(archive: Archive, program: Program, node: Node) -> Iterator[KernelFinding]:

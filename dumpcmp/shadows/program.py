@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -12,6 +12,8 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.record import Call, Phase, Record
 from dumpcmp.nouns.replay import Replay
+from dumpcmp.replay.rating import Rerun
+from dumpcmp.shadows.graph_links import with_graph_links, without_graphs
 
 
 class ValueId(NamedTuple):
@@ -36,6 +38,15 @@ class OwnOperation(Protocol):
     def run(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...  # in float64
 
     def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay | None: ...  # None: proven
+
+
+@runtime_checkable
+class RatedOperation(Protocol):
+    """Such an operation whose terms may cancel."""
+
+    def rated(self, given: Mapping[str, Tensor]) -> Rerun: ...  # run, and how well determined it is
+
+    def level(self, given: Mapping[str, Tensor]) -> float: ...  # the size of its terms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +83,7 @@ class Program:
     records: Mapping[ValueId, Record]  # of each value, where it was recorded first
     effects: Sequence[StepEffect]
     gradients: Mapping[ValueId, ValueId] = field(default_factory=dict)  # of modules' values
+    unlinked: str = ""  # why it is not known what its calls took, if it is not
     producers: Mapping[ValueId, Node] = field(init=False)
     consumers: Mapping[ValueId, Sequence[Node]] = field(init=False)
 
@@ -114,14 +126,18 @@ class Program:
 def read_ranks(archive: Archive, model: str, step: int) -> Iterator[Program]:
     """The program of one step of `model`, as each rank of `archive` recorded it."""
     for held in archive.rank_steps(model, step):
-        of_rank = _RankReader(held.rank, {record.key: record for record in held.records()})
+        calls, effect_calls = held.calls(), held.calls(effects=True)
+        listed = {record.key: record for record in held.records()}
+        listed = with_graph_links(listed, calls, effect_calls, held.rank)
+        of_rank = _RankReader(held.rank, listed)
         yield Program(
             model,
             step,
-            list(of_rank.nodes(held.calls())),
+            list(of_rank.nodes(calls)),
             of_rank.records(),
             list(of_rank.effects()),
             dict(of_rank.gradients()),
+            without_graphs(calls, effect_calls),
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.nouns.key import Op, Slot
+from dumpcmp.nouns.key import ROOT, Op, Slot
 from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty, unknown_leaves
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels
@@ -21,6 +21,7 @@ from dumpcmp.shadows.shadow import Choices, Shadow
 from dumpcmp.shadows.shown_effects import EffectPair, PairedEffects, paired_effects
 from dumpcmp.shadows.starting import Before, Relation, Start, is_spread
 from dumpcmp.shadows.together import read_program
+from dumpcmp.shadows.unshown import unmade_effects, why_unshown
 
 
 class ProofAnswer(StrEnum):
@@ -137,7 +138,7 @@ class StepProof:
     before: Before | None
     _programs_asked: tuple[Program, Program] | None = None
 
-    def ask(self, ours: StepOfModel, theirs: StepOfModel) -> Before:
+    def ask(self, ours: StepOfModel, theirs: StepOfModel) -> Before | None:
         """Ask about its start and its program; returns the step for the next one to follow from."""
         book, choices = Book(), Choices()
         start = Start(book, self.before)
@@ -145,6 +146,10 @@ class StepProof:
             read_program(archive, *place)
             for archive, place in ((self.golden, ours), (self.target, theirs))
         ]
+        self.step = theirs[1]
+        if any(program.unlinked for program in programs):
+            self._unlinked(programs)
+            return self.before
         if all(len(program.ranks) == 1 for program in programs):
             programs = [*map(with_gradients, programs)]  # those of several ranks are terms of sums
         start.know("golden", programs[0])
@@ -162,7 +167,6 @@ class StepProof:
             partial(start.precomputed, "target"),
         )  # fmt: skip
         its.follow()
-        self.step = theirs[1]
         effects = paired_effects(its, mine)
         returned = [
             (one.effect.value, other.effect.value)
@@ -177,8 +181,15 @@ class StepProof:
 
     def ask_kernels(self) -> None:
         """Ask about the kernels of the step that was asked about."""
-        assert self._programs_asked is not None
-        self._kernels(*self._programs_asked)
+        if self._programs_asked is not None:
+            self._kernels(*self._programs_asked)
+
+    def _unlinked(self, programs: Sequence[Program]) -> None:
+        """Nothing can be shown of a program whose calls are not linked; it is told."""
+        for side, program in zip(("golden", "target"), programs, strict=True):
+            if program.unlinked:
+                place = _ProofPlace(Op(ROOT), 0, "", 0, 0)
+                self._add(ProofAnswer.UNKNOWN, side, place, program.unlinked)
 
     def _starts(self, start: Start, golden: Shadow, target: Shadow, noise: float) -> None:
         used, mine = _used(golden), _used(target)
@@ -219,6 +230,11 @@ class StepProof:
     def _programs(self, golden: Shadow, target: Shadow, effects: PairedEffects) -> None:
         self.proof.num_effects += len(effects.pairs)
         self.proof.remarks += effects.remarks
+        for side, shadow in (("golden", golden), ("target", target)):
+            for effect in unmade_effects(shadow.program):
+                place = _ProofPlace.of_value(shadow, effect.value)
+                reason = f"no op that was recorded is known to have made {effect.name}"
+                self._add(ProofAnswer.UNKNOWN, side, place, reason)
         for side, effect in effects.lone:
             place = _ProofPlace.of_value(golden if side == "golden" else target, effect.value)
             reason = f"only this side has the effect {effect.name}"
@@ -232,12 +248,22 @@ class StepProof:
         for pair in effects.differing:
             node = bridged.behind(*(each.quantity for each in pair))
             if node is None:
-                differing.append(pair)
+                if not self._is_open(golden, target, pair):
+                    differing.append(pair)
                 continue
             reason = f"{pair[1].effect.name} depends on it, and it could not be run in float64"
             self._add(ProofAnswer.UNKNOWN, "target", _ProofPlace.of_node(node), reason)
-        if differing:
-            self._localise(golden, target, differing)
+        forward = [pair for pair in differing if not pair[1].effect.value.key.slot.is_gradient]
+        if differing:  # what a backward pass differs in follows from what it goes through
+            self._localise(golden, target, forward or differing)
+
+    def _is_open(self, golden: Shadow, target: Shadow, pair: EffectPair) -> bool:
+        """Whether nobody knows if an effect that differs is the same after all; that is told."""
+        why = why_unshown((golden, pair[0].effect), (target, pair[1].effect))
+        if why:
+            place = _ProofPlace.of_value(target, pair[1].effect.value)
+            self._add(ProofAnswer.UNKNOWN, "target", place, why)
+        return bool(why)
 
     def _if_alone(self) -> ProofAnswer:
         """What it means if a step lacks something: others may have it, of microbatches."""

@@ -17,6 +17,7 @@ from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.shadows.fingerprints import Fingerprint, fingerprint, is_telling, same_elements
 
 Operation = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]  # inputs to outputs, by slot
+_NOTHING = 2.0**-40  # of the terms of a sum: float64 leaves no more where they cancel
 LoadTensor = Callable[[], Tensor]  # raises DumpcmpError where there is nothing to load
 
 
@@ -29,6 +30,7 @@ class Application:
     recorded: Mapping[str, LoadTensor]  # what stands for an output that cannot be computed, by slot
     name: str = ""
     problem: str = ""  # why it could not be run, once that is known
+    level: Callable[[Mapping[str, Tensor]], float] | None = None  # the size of what may cancel
 
     def apply(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Run it on other numbers; DumpcmpError where that cannot be done."""
@@ -115,9 +117,19 @@ class Quantity:
         if self is other:
             return True
         try:
-            return same_elements(self.tensor, other.tensor)
+            if same_elements(self.tensor, other.tensor):
+                return True
+            return self._is_nothing() and other._is_nothing()
         except DumpcmpError:
             return False
+
+    def _is_nothing(self) -> bool:
+        """Whether it is what float64 leaves of terms that cancel."""
+        application = self.application
+        if application is None or application.level is None or not self.tensor.numel():
+            return False
+        given = {slot: each.tensor for slot, each in application.inputs.items()}
+        return float(self.tensor.abs().max()) <= _NOTHING * application.level(given)
 
 
 def _in_order(last: Quantity) -> Iterator[Quantity]:

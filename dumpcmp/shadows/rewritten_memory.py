@@ -133,8 +133,9 @@ def with_writes(archive: Archive, program: Program) -> Program:
     if len(nodes) == len(program.nodes):
         return program
     return Program(
-        program.model, program.step, nodes, program.records, program.effects, program.gradients
-    )
+        program.model, program.step, nodes, program.records, program.effects, program.gradients,
+        program.unlinked,
+    )  # fmt: skip
 
 
 @dataclass(eq=False)

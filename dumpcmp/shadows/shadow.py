@@ -15,7 +15,7 @@ from torch import Tensor
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.op_names import OpSet, plain_name
-from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
+from dumpcmp.nouns.record import UNWRITTEN, Call, Kept, Record
 from dumpcmp.nouns.value import DTYPES, Kind, to_torch
 from dumpcmp.replay.arguments import CallArguments, read_arguments
 from dumpcmp.replay.drawing import draws, dropped_share
@@ -24,10 +24,11 @@ from dumpcmp.replay.limits import check_size
 from dumpcmp.replay.listed import ReplayFunction, function_named
 from dumpcmp.replay.rating import run
 from dumpcmp.replay.recorded import differentiable, told_by
-from dumpcmp.replay.running import fitted, wide_dtype
+from dumpcmp.replay.running import fitted, run_natively, wide_dtype
 from dumpcmp.replay.unreplayable import Unreplayable
+from dumpcmp.shadows.graph_links import INSIDE
 from dumpcmp.shadows.plain_arguments import plain_arguments
-from dumpcmp.shadows.program import Node, Program, ValueId
+from dumpcmp.shadows.program import Node, Program, RatedOperation, ValueId
 from dumpcmp.shadows.quantities import Application, Book, Operation, Quantity, tensor_of
 from dumpcmp.shadows.read_numbers import SingleNumber, are_read_alike
 
@@ -73,7 +74,9 @@ class Shadow:
         return self
 
     def _is_single(self, value: ValueId) -> bool:
-        return math.prod(self.record(value).shape) == 1 and self._is_float_value(value)
+        record = self.record(value)
+        is_single = math.prod(record.shape) == 1 and record.kept is Kept.FULL
+        return is_single and self._is_float_value(value)
 
     def quantity(self, value: ValueId) -> Quantity:
         """The quantity that a value is."""
@@ -101,6 +104,9 @@ class Shadow:
         if node.own is not None:
             given = tuple((slot, id(each)) for slot, each in inputs.items())
             self._ask(node, ("own", *given), node.own.expression, inputs, node.own.run)
+            if isinstance(node.own, RatedOperation):
+                for value in node.gives.values():
+                    self._level(value, node.own)
             return
         try:
             function = function_named(node.call.target)
@@ -118,8 +124,16 @@ class Shadow:
         if any(self.record(v).is_batch for v in (*node.takes.values(), *node.gives.values())):
             raise Unreplayable("it ran inside of torch.func.vmap, on one example at a time")
 
+    def _level(self, value: ValueId, own: RatedOperation) -> None:
+        made = self.quantities[value].application
+        if made is not None:
+            made.level = own.level
+
     def _apply(self, node: Node, function: ReplayFunction, inputs: dict[str, Quantity]) -> None:
-        if function.kind is FunctionKind.NOTHING or function.name in _CONSTANTS:
+        if function.name in _CONSTANTS and any(map(self._is_inside, node.gives.values())):
+            run = partial(_run_as_rounded, node.call)
+            self._put(node, ("constant", self._arguments(node, function)), inputs, run)
+        elif function.kind is FunctionKind.NOTHING or function.name in _CONSTANTS:
             self._take_as_recorded(node)
         elif function.name in _CASTS and self._is_cast(node):
             (given,) = node.gives.values()
@@ -216,6 +230,11 @@ class Shadow:
         """The target's choice is both runs' choice: whether it was right is the kernel's matter."""
         key = (function.name, *self._arguments(node, function))
         chosen = self.choices.same(key, inputs)
+        if chosen is None and any(map(self._is_inside, node.gives.values())):
+            self._compute(node, function, inputs)  # of a kernel's own choice nothing is known
+            chosen = {slot: self.quantities[value] for slot, value in node.gives.items()}
+            self.choices.add(key, inputs, chosen)
+            return
         if chosen is None:
             chosen = {slot: self._recorded(value) for slot, value in node.gives.items()}
             self.choices.add(key, inputs, chosen)
@@ -253,6 +272,10 @@ class Shadow:
         return self._after[id(quantity)]
 
     # what a call is
+
+    def _is_inside(self, value: ValueId) -> bool:
+        """Whether no kernel stored it, so that nothing but its graph tells of it."""
+        return self.record(value).problem == INSIDE
 
     def _is_float_value(self, value: ValueId) -> bool:
         kind = DTYPES[dtype].kind if (dtype := self.record(value).dtype) in DTYPES else None
@@ -381,6 +404,11 @@ def _run(text: str, function: ReplayFunction, given: Mapping[str, Tensor]) -> di
     arguments = fitted(read_arguments(text, given), given).mapped(_widened)
     check_size(function, arguments)
     return run(function, arguments)
+
+
+def _run_as_rounded(call: Call, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Run a call in its own dtypes: a constant is rounded where it is made."""
+    return {slot: tensor_of(made) for slot, made in run_natively(call, given).items()}
 
 
 def _run_strided(record: Record, run: Operation, given: Mapping[str, Tensor]) -> Any:

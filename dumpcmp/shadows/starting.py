@@ -77,7 +77,8 @@ class Start:
 
     def know(self, side: str, program: Program) -> None:
         """Learn which bytes a run started from, before either is followed."""
-        records = (program.records[leaf] for leaf in program.leaves)
+        leaves = (leaf for leaf in program.leaves if not leaf.key.slot.is_gradient)
+        records = (program.records[leaf] for leaf in leaves)  # a loss may hand back what it took
         self._digests[side] = {record.digest for record in records if _is_telling(record)}
 
     def precomputed(self, other: str, shadow: Shadow, value: ValueId) -> Quantity | None:

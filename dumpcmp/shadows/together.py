@@ -18,6 +18,7 @@ from dumpcmp.nouns.key import Slot
 from dumpcmp.nouns.replay import Choice, Replay
 from dumpcmp.nouns.spoken import counted
 from dumpcmp.nouns.value import DTYPES
+from dumpcmp.replay.rating import Rerun
 from dumpcmp.shadows.copied_values import with_copies
 from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId, read_ranks
 from dumpcmp.shadows.quantities import tensor_of
@@ -56,6 +57,14 @@ class RankDelivery:
     def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the rank gets, in float64."""
         return {_OUTPUT: self._delivered(self._by_rank(given)).reshape(self.shape)}
+
+    def rated(self, given: Mapping[str, Tensor]) -> Rerun:
+        """The same, as if nothing cancelled."""
+        return Rerun(self.run(given))
+
+    def level(self, given: Mapping[str, Tensor]) -> float:
+        """The size of its terms, if nothing of them cancelled."""
+        return float(self.run({slot: each.abs() for slot, each in given.items()})[_OUTPUT].mean())
 
     def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay:
         """What a rank got, against what it should have got: sums may be rounded."""
@@ -134,10 +143,12 @@ def read_program(archive: Archive, model: str, step: int) -> Program:
     nodes = [node for rank in ranks for node in rank.nodes]
     effects: list[StepEffect] = [effect for rank in ranks for effect in rank.effects]
     gradients = {value: each for rank in ranks for value, each in rank.gradients.items()}
+    unlinked = next((rank.unlinked for rank in ranks if rank.unlinked), "")
     joined = _Joining(Program(model, step, nodes, records, effects, gradients)).nodes()
     program = Program(model, step, joined, records, effects, gradients)
     for across in (True, False):
         if found := _ordered(with_copies(archive, program, across)):
+            found.unlinked = unlinked
             return found
     raise DumpcmpError(f"what the ranks gave each other at step {step} runs in circles")
 

@@ -19,6 +19,7 @@ from dumpcmp.archive.read.shared_rows import SharedParts, with_shared
 from dumpcmp.archive.stores.ranges import forget_below
 from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.nouns.graph_runs import GRAPH
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call, Record
 from dumpcmp.nouns.spoken import ranks_named
@@ -264,7 +265,8 @@ class Captured(Loader, Mapping[Key, Record]):
         They are Calls of reserved ops, and what they hold by value is in their arguments.
         """
         found = {held.rank: held.calls(effects=True) for held in self._rank_steps(model, step)}
-        return {rank: calls for rank, calls in found.items() if calls}
+        told = {rank: [c for c in calls if c.op != GRAPH] for rank, calls in found.items()}
+        return {rank: calls for rank, calls in told.items() if calls}
 
     def effect_values_at(self, model: str, step: int) -> dict[Key, tuple[Record, ...]]:
         """The Records of tensors that effects of one step have of their own."""

@@ -14,8 +14,16 @@ from torch import Tensor
 
 from dumpcmp.nouns.record import TWIN, Call
 from dumpcmp.pytorch.randomness import Randomness
+from dumpcmp.taps.inductor.graph_values import RunsTold
 from dumpcmp.taps.inductor.graphed import Witnesses, run_beside
-from dumpcmp.taps.inductor.tables import ENDING, Reading, kernel_of_each_op, read_table
+from dumpcmp.taps.inductor.tables import (
+    ENDING,
+    Reading,
+    kernel_of_each_op,
+    marks_in,
+    read_table,
+    sizes_in,
+)
 from dumpcmp.taps.inductor.twin import Check, TwinGraph, Twins
 from dumpcmp.taps.inductor.views import replay
 from dumpcmp.taps.modes.traced import Mark, Traced, calls_of
@@ -45,6 +53,7 @@ class Tapping:
         self.evidence: RunEvidence | None = None  # gathered for a certificate
         self.twins = Twins()
         self.witnesses = Witnesses()
+        self.runs_told = RunsTold()
         self.num_computed = 0  # nodes of the post-grad graphs that compute a tensor
         self.num_captured = 0  # those of them whose value a kernel stores
         self._kept: set[tuple[str, str]] = set()  # model and code, whose texts the Sink has
@@ -240,9 +249,12 @@ def _begin(tapping: Tapping, graph: TappedGraph, inputs: list[Any]) -> Execution
     if table.backward:
         run = _backward_run(tapping.pending[table.graph], inputs)
     elif (step := tapping.step()) is not None:
-        run = Execution(step, calls_of(step, traced, graph.kernel_of, table.kernels))
+        sizes = sizes_in(table.symbols, inputs)
+        run = Execution(step, calls_of(step, traced, graph.kernel_of, table.kernels, sizes))
     if run is not None:
         tapping.keep_texts(graph, run.step)
+        stored = ((line.kernel, list(marks_in(line.readings))) for line in table.lines)
+        run.number = tapping.runs_told.tell(run.step, run.calls, table.values, stored, run.number)
         for position, readings in table.inputs:
             run.read(readings, inputs[position], ())
             run.watch(readings, inputs[position])
@@ -256,7 +268,7 @@ def _backward_run(pending: Iterable[Execution], inputs: list[Any]) -> Execution 
     if best is None or not best.step.tap.backward:
         return None
     run = Execution(best.step, best.calls, backward=True)
-    run.asked = best.asked
+    run.asked, run.number = best.asked, best.number
     best.step.begin_backward()
     return run
 
@@ -272,6 +284,7 @@ class Execution:
         self.step = step
         self.calls = calls  # of each op; None where it is not selected
         self.check: Check | None = None  # where its twin runs after it
+        self.number = -1  # among runs of generated code in its step; a backward has its forward's
         self.saved: set[int] = set()  # addresses that its backward can be known by
         self.asked: dict[Mark, list[Any]] = {}  # gradients that others want as well
         self._recorded: set[Mark] = set()  # a copy in another layout may come later

@@ -14,6 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 from dumpcmp.nouns.key import Slot
 from dumpcmp.pytorch.names import private
 from dumpcmp.pytorch.trees import Slots, slots_of
+from dumpcmp.taps.inductor.graph_values import GraphValue, merged
 from dumpcmp.taps.modes.traced import Mark, Traced
 from dumpcmp.taps.recording.calls import arguments_of
 from dumpcmp.taps.recording.functions import Function, in_order
@@ -129,6 +130,10 @@ class Marking:
         """Torch has brought `tensor` up to date with what was written to its memory."""
         self._traced.synced(tensor)
 
+    def values(self) -> list[GraphValue]:
+        """What dynamo's graph computes with, whether a kernel stores it or not."""
+        return merged(self._traced.values.values())
+
     # While Inductor rewrites the graph
 
     def known(self, nodes: fx.Graph) -> list[Known]:
@@ -179,13 +184,14 @@ class _TracedTensors:
     """
 
     def __init__(self) -> None:
+        self.values: dict[fx.Node, GraphValue] = {}  # by traced node
         self._synced: Any = WeakIdKeyDictionary()  # writes that there were when it was up to date
         self._waiting: Any = WeakIdKeyDictionary()  # writes that there were, and the Marks
 
     def mark(self, tensor: Tensor, marks: list[Mark]) -> None:
         num_writes = _num_writes(tensor)
         if not num_writes or self._synced.get(tensor) == num_writes:
-            _mark(tensor, marks)
+            self._mark(tensor, marks)
             return
         before, waiting = self._waiting.get(tensor, (num_writes, []))
         kept = waiting if before == num_writes else []
@@ -195,7 +201,13 @@ class _TracedTensors:
         num_writes = self._synced[tensor] = _num_writes(tensor)
         before, waiting = self._waiting.pop(tensor, (num_writes, []))
         if before == num_writes:
-            _mark(tensor, waiting)
+            self._mark(tensor, waiting)
+
+    def _mark(self, tensor: Tensor, marks: list[Mark]) -> None:
+        node = _traced_node(tensor) if marks else None
+        if node is not None:
+            node.meta.setdefault(MARK, []).extend(marks)
+            self.values.setdefault(node, GraphValue.of(tensor)).marks.extend(marks)
 
 
 def _num_writes(tensor: Tensor) -> int:
@@ -203,12 +215,6 @@ def _num_writes(tensor: Tensor) -> int:
     if not isinstance(tensor, private("torch._subclasses.functional_tensor:FunctionalTensor")):
         return 0
     return int(private("torch:_functionalize_mutation_counter")(tensor.elem))
-
-
-def _mark(tensor: Tensor, marks: list[Mark]) -> None:
-    node = _traced_node(tensor) if marks else None
-    if node is not None:
-        node.meta.setdefault(MARK, []).extend(marks)
 
 
 def _traced_node(tensor: Tensor) -> fx.Node | None:

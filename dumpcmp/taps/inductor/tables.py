@@ -14,13 +14,14 @@ from torch import Tensor, fx
 
 from dumpcmp.nouns.key import Slot
 from dumpcmp.pytorch.graph_text import graph_text
+from dumpcmp.taps.inductor.graph_values import GraphValue, read_value
 from dumpcmp.taps.inductor.marks import MARK, Known, Marking
 from dumpcmp.taps.inductor.single_calls import has_single_calls
 from dumpcmp.taps.inductor.views import Sizes, View, base_of, is_same, view_name, views_of
 from dumpcmp.taps.inductor.written import Written
 from dumpcmp.taps.modes.traced import Mark, Traced, results_of
 
-SCHEMA = 14  # caches keep code with tables of different schemas apart
+SCHEMA = 16  # caches keep code with tables of different schemas apart
 # Of the generated code: ours comes then.
 ENDING = "\n\nfrom dumpcmp.taps.inductor.generated import TappedGraph"
 
@@ -64,6 +65,8 @@ class TapTable:
     changed: list[int]  # arguments that the code writes to
     has_single_calls: bool  # of ops that must not be called again
     text: str  # the post-grad graph, readable
+    symbols: list[tuple[str, int, int]]  # sizes that vary: argument, and dim of it (-1: itself)
+    values: list[GraphValue]  # of dynamo's graph, stored or not; a backward's are its forward's
     twin: TwinCode | None = None
 
     def written(self) -> str:
@@ -83,6 +86,7 @@ def read_table(text: str) -> TapTable:
         found["twin"] = TwinCode(**twin | {"lines": _lines(twin["lines"])})
     found["lines"] = _lines(found["lines"])
     found["inputs"] = [(position, _readings(listed)) for position, listed in found["inputs"]]
+    found["values"] = [read_value(listed) for listed in found["values"]]
     found["outputs"] = [(position, _mark(listed)) for position, listed in found["outputs"]]
     return TapTable(**found)
 
@@ -172,6 +176,8 @@ def table_of(now: Compilation, lowered: Any) -> TapTable:
         changed=sorted({*lowered.mutated_input_idxs, *(lowered.bw_donated_idxs or ())}),
         has_single_calls=has_single_calls(graph),
         text=graph_text(module, strides=True),
+        symbols=[] if backward else list(_symbols(graph)),
+        values=[] if backward else now.marks.values(),
     )
 
 
@@ -195,6 +201,24 @@ def _inputs(graph: fx.Graph, backward: bool) -> Iterator[tuple[int, list[Reading
             readings = [(views, marks) for views, marks in readings if not views]
         if readings:
             yield position, readings
+
+
+def _symbols(graph: fx.Graph) -> Iterator[tuple[str, int, int]]:
+    """Where the numbers of symbols can be read when the graph runs."""
+    for position, node in enumerate(graph.find_nodes(op="placeholder")):
+        value = node.meta.get("val")
+        sizes = enumerate(value.shape) if isinstance(value, Tensor) else ((-1, value),)
+        for dim, size in sizes:
+            if isinstance(size, torch.SymInt) and getattr(size.node.expr, "is_symbol", False):
+                yield str(size.node.expr), position, dim
+
+
+def sizes_in(symbols: Iterable[tuple[str, int, int]], inputs: Sequence[Any]) -> dict[str, int]:
+    """The numbers of symbols in a run that is given `inputs`."""
+    return {
+        name: int(inputs[position] if dim < 0 else inputs[position].shape[dim])
+        for name, position, dim in symbols
+    }
 
 
 def _outputs(graph: fx.Graph) -> Iterator[tuple[int, Mark]]:

@@ -7,6 +7,7 @@ import json
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,8 @@ from dumpcmp.taps.recording.functions import (
 from dumpcmp.taps.recording.models import FunctionModel, Model, Scope
 from dumpcmp.taps.recording.step import Step
 
+_FIRST_SIZE = -(1 << 61)  # numbers below it stand for sizes that vary, until they have words
+_UNKNOWN_SIZE = json.dumps({"object": "torch.SymInt"})
 _BODY_RUNNERS = ("tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint")
 
 
@@ -161,6 +164,17 @@ class GraphOp:
     function: Function
     home: NodeHome
     arguments: str = ""  # as JSON, with slots in place of tensors
+    sizes: tuple[tuple[str, Any], ...] = ()  # words in `arguments`, and the symbols they stand for
+
+    def told(self, known: Mapping[str, int]) -> str:
+        """Its arguments in a run that has these numbers for symbols."""
+        text = self.arguments
+        for word, expression in self.sizes:
+            free = expression.free_symbols
+            found = expression.subs({s: known[s.name] for s in free if s.name in known})
+            is_known = not found.free_symbols
+            text = text.replace(word, str(int(found)) if is_known else _UNKNOWN_SIZE)
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,24 +215,32 @@ def _ops_of(
             bodies[body.graph] = f"{prefix}{node.name}."
             yield from _ops_of(body, model, base, bodies, bodies[body.graph])
         elif (function := _function(node)).name:
-            yield GraphOp(
-                prefix + node.name, function, homes[node], arguments_in(node, function)[1]
-            )
+            _, text, sizes = arguments_in(node, function)
+            yield GraphOp(prefix + node.name, function, homes[node], text, sizes)
 
 
-def arguments_in(node: fx.Node, function: Function) -> tuple[list[tuple[str, fx.Node]], str]:
+def arguments_in(
+    node: fx.Node, function: Function
+) -> tuple[list[tuple[str, fx.Node]], str, tuple[tuple[str, Any], ...]]:
     """The input slots of `node`, each with the node that gives it, and its arguments as JSON.
 
-    A node that gives no tensor, such as a size, stands there as an object that is not known.
+    Sizes that vary stand there as words, which come third with their expressions: to ask for
+    their numbers would bind the graph to them. What else gives no tensor stands there as an
+    object that is not known.
     """
     stood: list[tuple[Tensor, fx.Node]] = []
+    sizes: list[Any] = []
 
     def stand_in(value: Any) -> Any:
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return node  # to ask for its number would bind the graph to it
+        found = value.meta.get("example_value") if isinstance(value, fx.Node) else value
+        if isinstance(found, torch.SymInt):
+            sizes.append(found.node.expr)
+            return _FIRST_SIZE - len(sizes)
+        if isinstance(found, (torch.SymFloat, torch.SymBool)):
+            return node
         if not isinstance(value, fx.Node):
             return value
-        if not isinstance(value.meta.get("example_value"), Tensor):
+        if not isinstance(found, Tensor):
             return node
         stood.append((torch.empty(0), value))
         return stood[-1][0]
@@ -226,7 +248,12 @@ def arguments_in(node: fx.Node, function: Function) -> tuple[list[tuple[str, fx.
     args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), stand_in)
     found, text = arguments_of(in_order(function, args), kwargs, function.positions)
     sources = {id(tensor): source for tensor, source in stood}
-    return [(slot, sources[id(tensor)]) for slot, tensor in found], text
+    words: list[tuple[str, Any]] = []
+    for number, expression in enumerate(sizes, 1):
+        word = json.dumps({"size": f"{number}: {expression}"})
+        text = text.replace(str(_FIRST_SIZE - number), word)
+        words.append((word, expression))
+    return [(slot, sources[id(tensor)]) for slot, tensor in found], text, tuple(words)
 
 
 def _function(node: fx.Node) -> Function:
@@ -249,12 +276,17 @@ def _function(node: fx.Node) -> Function:
 
 
 def calls_of(
-    step: Step, traced: Traced, kernel_of: Mapping[int, str], kernels: Mapping[str, Sequence[int]]
+    step: Step,
+    traced: Traced,
+    kernel_of: Mapping[int, str],
+    kernels: Mapping[str, Sequence[int]],
+    sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Call | None]:
     """Number the ops of a graph as they are in an eager run, and tell the archive of them all.
 
     An op that is not materialised is told of, too, with the kernel that it was fused into and
-    the other ops inside of that. None stands for what is not selected.
+    the other ops inside of that. None stands for what is not selected. `sizes` are the numbers of
+    symbols in this run.
     """
     names = _names(step, traced)
     calls: list[Call | None] = []
@@ -268,7 +300,7 @@ def calls_of(
         kernel = kernel.partition("#")[0] or NO_KERNEL
         owner, op_name, count = name
         target, line = op.function.target, op.home.line
-        calls.append(owner.call(op_name, count, target, op.arguments, line, origins, kernel))
+        calls.append(owner.call(op_name, count, target, op.told(sizes), line, origins, kernel))
     return calls
 
 
