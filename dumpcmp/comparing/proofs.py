@@ -23,7 +23,7 @@ from dumpcmp.shadows.proving import Proof, ProofAnswer, ProofFinding, StepProof
 from dumpcmp.shadows.starting import Before
 
 _MOST_BYTES = 1 << 31  # of a step in float64, on both sides
-_PLAIN = frozenset(("eager", "fx", "aten"))  # modes in which every op is a call of its own
+_PLAIN = frozenset(("eager", "fx", "aten", "compiled"))
 _SETTLED = (
     "the sides differ, but both programs give the same in float64, and every call that it "
     "depends on is right"

@@ -230,11 +230,7 @@ class StepProof:
     def _programs(self, golden: Shadow, target: Shadow, effects: PairedEffects) -> None:
         self.proof.num_effects += len(effects.pairs)
         self.proof.remarks += effects.remarks
-        for side, shadow in (("golden", golden), ("target", target)):
-            for effect in unmade_effects(shadow.program):
-                place = _ProofPlace.of_value(shadow, effect.value)
-                reason = f"no op that was recorded is known to have made {effect.name}"
-                self._add(ProofAnswer.UNKNOWN, side, place, reason)
+        unmade = [self._unmade("golden", golden), self._unmade("target", target)]
         for side, effect in effects.lone:
             place = _ProofPlace.of_value(golden if side == "golden" else target, effect.value)
             reason = f"only this side has the effect {effect.name}"
@@ -246,6 +242,8 @@ class StepProof:
             self._add(self._if_alone(), side, place, reason)
         bridged, differing = _Bridged(golden, target), []
         for pair in effects.differing:
+            if any(each.effect.value in open_ for each, open_ in zip(pair, unmade, strict=True)):
+                continue
             node = bridged.behind(*(each.quantity for each in pair))
             if node is None:
                 if not self._is_open(golden, target, pair):
@@ -256,6 +254,15 @@ class StepProof:
         forward = [pair for pair in differing if not pair[1].effect.value.key.slot.is_gradient]
         if differing:  # what a backward pass differs in follows from what it goes through
             self._localise(golden, target, forward or differing)
+
+    def _unmade(self, side: str, shadow: Shadow) -> set[ValueId]:
+        """Effects of which it is not known what made them; that is told."""
+        found = list(unmade_effects(shadow.program))
+        for effect in found:
+            place = _ProofPlace.of_value(shadow, effect.value)
+            reason = f"no op that was recorded is known to have made {effect.name}"
+            self._add(ProofAnswer.UNKNOWN, side, place, reason)
+        return {effect.value for effect in found}
 
     def _is_open(self, golden: Shadow, target: Shadow, pair: EffectPair) -> bool:
         """Whether nobody knows if an effect that differs is the same after all; that is told."""
