@@ -111,12 +111,12 @@ def _is_of(row: Row, ours: StepName, theirs: StepName) -> bool:
 
 
 def _is_plain(side: Side) -> bool:
-    """Whether a side ran on one rank, and every op that it ran was to be recorded."""
+    """Whether every op that a side ran was to be recorded."""
     runs = [facts.get("run", {}) for facts in side.archive.run.values()]
     tap = Asking.of(side.archive).tap
     return (
-        side.facts.num_ranks == 1
-        and side.is_whole
+        side.is_whole
+        and not side.facts.stopped
         and all(run.get("mode") in _PLAIN for run in runs)
         and not tap.layers
         and tap.io is Io.ALL
@@ -153,12 +153,13 @@ def _excused(row: Row, proof: Proof, golden: Side, target: Side) -> Row:
 
 
 def _is_shown(row: Row, proof: Proof, golden: Side, target: Side) -> bool:
-    """Whether effects depend on it, so that it was looked at, on each side that has it."""
+    """Whether effects depend on it, so that it was looked at, on each rank that has it."""
     sides = ("golden", golden, row.golden_key), ("target", target, row.target_key)
     return all(
-        ValueId(0, side.listing.first(key)) in proof.shown[name]
+        ValueId(record.rank, side.listing.first(key)) in proof.shown[name]
         for name, side, key in sides
         if key is not None
+        for record in side.listing.values[key]
     )
 
 

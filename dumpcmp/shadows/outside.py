@@ -42,8 +42,12 @@ def is_late(pair: LeafPair, step: int) -> bool:
 
 def may_be_rounded(pair: LeafPair, step: int) -> bool:
     """Whether code that was not recorded may have made this leaf, of what was computed before."""
-    key = pair.target.key
-    return is_late(pair, step) or not (key.slot.is_weight or key.op == ROOT)
+    return is_late(pair, step) or not is_given(pair.target)
+
+
+def is_given(leaf: ValueId) -> bool:
+    """Whether a leaf is a weight or what the model was called with, and nothing between calls."""
+    return leaf.key.slot.is_weight or leaf.key.op == ROOT
 
 
 def drew_alike(pair: LeafPair, golden: Shadow, target: Shadow) -> bool:

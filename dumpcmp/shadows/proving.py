@@ -14,7 +14,15 @@ from dumpcmp.nouns.key import ROOT, Op, Slot
 from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty, unknown_leaves
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels
-from dumpcmp.shadows.outside import SLIGHT, distance, drew_alike, is_late, may_be_rounded, noise_of
+from dumpcmp.shadows.outside import (
+    SLIGHT,
+    distance,
+    drew_alike,
+    is_given,
+    is_late,
+    may_be_rounded,
+    noise_of,
+)
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.quantities import Book, Quantity
 from dumpcmp.shadows.shadow import Choices, Shadow
@@ -240,6 +248,9 @@ class StepProof:
             place = _ProofPlace.of_value(golden if side == "golden" else target, effect.value)
             reason = f"what the ranks return are parts of {effect.name}, and not all of it"
             self._add(self._if_alone(), side, place, reason)
+        for side, effect, why in effects.unsettled:
+            place = _ProofPlace.of_value(golden if side == "golden" else target, effect.value)
+            self._add(ProofAnswer.UNKNOWN, side, place, why)
         bridged, differing = _Bridged(golden, target), []
         for pair in effects.differing:
             if any(each.effect.value in open_ for each, open_ in zip(pair, unmade, strict=True)):
@@ -291,8 +302,9 @@ class StepProof:
             leaf = next(unknown_leaves(target, node, known[0]), None)
             if leaf is not None:
                 place = _ProofPlace.of_node(node, leaf)
-                reason = "golden has no such numbers"
-                self._suppose("target", place, reason, ProofAnswer.DIFFERENT_START)
+                is_known = self.step == 0 or is_given(node.takes[leaf])
+                answer = ProofAnswer.DIFFERENT_START if is_known else ProofAnswer.UNKNOWN
+                self._suppose("target", place, "golden has no such numbers", answer)
                 return
             reason = f"golden never has what it gives; golden has {told or 'nothing'} instead"
             self._suppose("target", _ProofPlace.of_node(node), reason)

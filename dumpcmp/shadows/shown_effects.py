@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
@@ -12,7 +13,7 @@ from dumpcmp.shadows.fingerprints import same_elements
 from dumpcmp.shadows.program import StepEffect
 from dumpcmp.shadows.quantities import Quantity
 from dumpcmp.shadows.shadow import Shadow
-from dumpcmp.shadows.slices import Marginals, is_covered, is_part
+from dumpcmp.shadows.slices import Marginals, SlicePlace, is_covered, is_part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +31,8 @@ class ShownEffect:
         return self.quantity.is_same(other.quantity)
 
 
+_TERMS = "what the ranks return are terms of {}, and nothing that was recorded adds them up"
+_REORDERED = "the ranks return the parts of {} in another order than theirs"
 EffectPair = tuple[ShownEffect, ShownEffect]  # golden's, and the target's
 
 
@@ -41,6 +44,7 @@ class PairedEffects:
     differing: list[EffectPair] = field(default_factory=list)
     lone: list[tuple[str, StepEffect]] = field(default_factory=list)  # side, and what it has alone
     uncovered: list[tuple[str, StepEffect]] = field(default_factory=list)  # ranks have parts of it
+    unsettled: list[tuple[str, StepEffect, str]] = field(default_factory=list)  # and why
     remarks: list[str] = field(default_factory=list)
 
 
@@ -48,9 +52,13 @@ def paired_effects(golden: Shadow, target: Shadow) -> PairedEffects:
     """Effects of one name; of what is left, those that are one quantity; and what is left then."""
     ours, theirs = ([ShownEffect(e, s.quantity(e.value)) for e in s.program.effects]
                     for s in (golden, target))  # fmt: skip
-    if len({each.rank for each in (*ours, *theirs)}) > 1:
-        is_golden_whole = len({each.rank for each in ours}) == 1
-        if is_golden_whole or len({each.rank for each in theirs}) > 1:
+    ranks = [sorted({each.rank for each in side}) for side in (ours, theirs)]
+    is_by_rank = ranks[0] == ranks[1] and len(ranks[0]) > 1
+    if is_by_rank and (by_rank := _rank_by_rank(ours, theirs)) is not None:
+        return by_rank
+    if len({*ranks[0], *ranks[1]}) > 1:
+        is_golden_whole = len(ranks[0]) == 1
+        if is_golden_whole or len(ranks[1]) > 1:
             return _OverRanks(ours, theirs, golden, "golden").paired()
         return _OverRanks(theirs, ours, target, "target").paired()
     found = PairedEffects()
@@ -69,6 +77,16 @@ def paired_effects(golden: Shadow, target: Shadow) -> PairedEffects:
         if not pair[0].is_same(pair[1]) and not _is_part_of_other(pair, found.remarks):
             found.differing.append(pair)
     return found
+
+
+def _rank_by_rank(
+    ours: Sequence[ShownEffect], theirs: Sequence[ShownEffect]
+) -> PairedEffects | None:
+    """The effects where each rank of one run has those of the same rank of the other."""
+    named = {(each.rank, each.effect.name): each for each in theirs}
+    pairs = [(its, named.pop((its.rank, its.effect.name), None)) for its in ours]
+    found = [(its, mine) for its, mine in pairs if mine is not None and its.is_same(mine)]
+    return PairedEffects(found) if len(found) == len(pairs) and not named else None
 
 
 def _same_name(one: ShownEffect, other: ShownEffect) -> bool:
@@ -111,20 +129,35 @@ class _OverRanks:
             self.found.lone += ((other, each.effect) for each in self.parts)
             return self.found
         shown = [part for part in self.parts if self._is_of_whole(part)]
+        settled: set[str] = set()
         for whole in self.wholes:
             pair = self._pair(whole, self._namesake(whole, self.parts))
             self.found.pairs.append(pair)
-            if self._is_covered(whole, shown):
+            why = self._why_unsettled(whole, shown)
+            if why:
+                self.found.unsettled.append((self.side, whole.effect, why))
+                settled.add(whole.effect.name)
+            elif self._is_covered(whole, shown):
                 continue
-            if all(part in shown for part in self.parts if _same_name(whole, part)):
+            elif all(part in shown for part in self.parts if _same_name(whole, part)):
                 self.found.uncovered.append((self.side, whole.effect))
             else:
                 self.found.differing.append(pair)
-        meant = {each.effect.name for each in self.wholes if self._is_mean(each)}
+        settled |= {each.effect.name for each in self.wholes if self._is_mean(each)}
         for part in self.parts:
-            if part not in shown and part.effect.name not in meant and not self._hands_on(part):
+            if part not in shown and part.effect.name not in settled and not self._hands_on(part):
                 self.found.differing.append(self._pair(self._namesake(part, self.wholes), part))
         return self.found
+
+    def _why_unsettled(self, whole: ShownEffect, shown: Sequence[ShownEffect]) -> str:
+        """What speaks for an effect being the same that the ranks have otherwise, but not whole."""
+        named = [each for each in self.parts if _same_name(whole, each)]
+        if not self._is_covered(whole, shown):
+            return _TERMS.format(whole.effect.name) if _are_terms(named, whole) else ""
+        places = [(each.rank, first_place(each, whole)) for each in named if each in shown]
+        firsts = [place for _, place in sorted(places, key=lambda each: each[0]) if place]
+        is_ordered = all(a.dim != b.dim or a.first <= b.first for a, b in pairwise(firsts))
+        return "" if is_ordered else _REORDERED.format(whole.effect.name)
 
     def _pair(self, whole: ShownEffect, part: ShownEffect) -> EffectPair:
         return (whole, part) if self.side == "golden" else (part, whole)
@@ -144,8 +177,9 @@ class _OverRanks:
         if any(its.is_same(mine) for mine in shown):
             return True
         try:
-            parts = [mine.quantity.print for mine in shown if _is_slice(mine, its)]
-            return is_covered(Marginals(its.quantity.tensor), parts) or self._is_mean(its)
+            parts = [mine.quantity.print for mine in shown if _is_smaller(mine, its)]
+            whole = Marginals(its.quantity.tensor)
+            return is_covered(whole, parts, is_ordered=True) or self._is_mean(its)
         except DumpcmpError:
             return False
 
@@ -173,6 +207,28 @@ class _OverRanks:
 
 
 def _is_slice(part: ShownEffect, whole: ShownEffect) -> bool:
-    if part.quantity.tensor.numel() >= whole.quantity.tensor.numel():
+    return first_place(part, whole) is not None
+
+
+def first_place(part: ShownEffect, whole: ShownEffect) -> SlicePlace | None:
+    """Where `part` lies in `whole`, as a slice of it."""
+    if not _is_smaller(part, whole):
+        return None
+    return next(Marginals(whole.quantity.tensor).slices_of(part.quantity.print), None)
+
+
+def _is_smaller(part: ShownEffect, whole: ShownEffect) -> bool:
+    return part.quantity.tensor.numel() < whole.quantity.tensor.numel()
+
+
+def _are_terms(parts: Sequence[ShownEffect], whole: ShownEffect) -> bool:
+    """Whether the whole is the sum or the mean of what ranks have."""
+    try:
+        found = [each.quantity.tensor for each in parts]
+        shape = whole.quantity.tensor.shape
+        if len(found) < 2 or any(each.shape != shape for each in found):
+            return False
+        total = torch.stack(found).sum(0)
+        return any(same_elements(total / share, whole.quantity.tensor) for share in (1, len(found)))
+    except DumpcmpError:
         return False
-    return any(Marginals(whole.quantity.tensor).places_of(part.quantity.print))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import permutations
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,15 @@ from dumpcmp.shadows.quantities import Quantity
 
 _MOST_DIMS = 5  # that are put into every order
 _STRIDES = (1, 2)  # neighbours, and every other one, as rotary embeddings pair them
+
+
+class SlicePlace(NamedTuple):
+    """Some indices of one dim."""
+
+    dim: int
+    first: int
+    length: int
+    stride: int
 
 
 @dataclass(eq=False)
@@ -43,8 +53,17 @@ class Marginals:
         """Each dim that can be cut, and its size."""
         return ((dim, size) for dim, size in enumerate(self._wide.shape) if size > 1)
 
-    def places_of(self, part: Fingerprint) -> Iterator[tuple[int, int, int, int]]:
-        """Where a slice has the sums of `part`: dim, first index, number of indices, stride."""
+    def slices_of(self, part: Fingerprint) -> Iterator[SlicePlace]:
+        """Where a slice has the elements of `part`, in its order."""
+        for place in self.places_of(part):
+            dim, first, count, stride = place
+            span = self._wide.narrow(dim, first, (count - 1) * stride + 1)
+            held = span[(slice(None),) * dim + (slice(None, None, stride),)]
+            if fingerprint(held).is_same(part):
+                yield place
+
+    def places_of(self, part: Fingerprint) -> Iterator[SlicePlace]:
+        """Where a slice has the sums of `part`."""
         numel = self._wide.numel()
         for dim, size in self.dims:
             each = numel // size
@@ -57,7 +76,7 @@ class Marginals:
 
 def _windows(
     sums: Tensor, part: Fingerprint, dim: int, count: int, stride: int
-) -> Iterator[tuple[int, int, int, int]]:
+) -> Iterator[SlicePlace]:
     span = (count - 1) * stride + 1
     if span > sums.shape[1] or (stride > 1 and count == 1):
         return
@@ -65,7 +84,7 @@ def _windows(
     least = SAME * part.size
     near = ((found[0] - part.size).abs() <= least) & ((found[1] - part.total).abs() <= least)
     for at in near.nonzero().flatten().tolist():
-        yield dim, at, count, stride
+        yield SlicePlace(dim, at, count, stride)
 
 
 def is_part(small: Tensor, large: Tensor) -> str:
@@ -98,11 +117,11 @@ def _permutes_into(one: Quantity, other: Quantity) -> bool:
     return any(fingerprint(core.permute(order)).is_same(other.print) for order in orders)
 
 
-def is_covered(whole: Marginals, parts: Iterable[Fingerprint]) -> bool:
+def is_covered(whole: Marginals, parts: Iterable[Fingerprint], *, is_ordered: bool = False) -> bool:
     """Whether `parts` are slices of `whole` along one dim, and together all of it."""
     left = {dim: set(range(size)) for dim, size in whole.dims}
     for part in parts:
-        for dim, first, count, stride in whole.places_of(part):
+        for dim, first, count, stride in (whole.slices_of if is_ordered else whole.places_of)(part):
             left[dim] -= set(range(first, first + count * stride, stride))
             if not left[dim]:
                 return True

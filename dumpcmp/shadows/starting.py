@@ -120,13 +120,17 @@ class Start:
 
     def weights_alone(self, golden: Shadow, target: Shadow) -> Iterator[ValueId]:
         """Weights of single ranks that are none of golden's, though golden's has that shape."""
-        ours = {_name(golden.program, leaf): golden.record(leaf) for leaf in golden.program.leaves}
+        ours: dict[NameInProgram, list[Record]] = {}
+        for leaf in golden.program.leaves:
+            ours.setdefault(_name(golden.program, leaf), []).append(golden.record(leaf))
         for leaf in target.program.leaves if len(target.program.ranks) > 1 else ():
-            record, known = target.record(leaf), ours.get(_name(target.program, leaf))
-            if known is None or not leaf.key.slot.is_weight or known.shape != record.shape:
+            record, known = target.record(leaf), ours.get(_name(target.program, leaf), ())
+            alike = [each for each in known if each.shape == record.shape]
+            if not alike or not leaf.key.slot.is_weight or not _is_telling(record):
                 continue
-            is_other = record.digest != known.digest and _is_telling(record)
-            if is_other and not _is_cast(golden, known, record, target.quantity(leaf)):
+            is_known = any(each.digest == record.digest for each in alike)
+            quantity = target.quantity(leaf)
+            if not is_known and not any(_is_cast(golden, k, record, quantity) for k in alike):
                 yield leaf
 
     def _is_named_alike(self, shadow: Shadow, value: ValueId, found: Quantity) -> bool:
@@ -135,7 +139,8 @@ class Start:
         return not others or any(self._of_target[other] is found for other in others)
 
     def _pair(self, shadow: Shadow, value: ValueId, record: Record) -> LeafPair | None:
-        for other in self._targets.get(_name(shadow.program, value), ()):
+        named = self._targets.get(_name(shadow.program, value), ())
+        for other in sorted(named, key=lambda each: each.rank != value.rank):
             if self._records[other].shape == record.shape:
                 relation = self._relation(shadow, record, other)
                 return LeafPair(value, other, relation)

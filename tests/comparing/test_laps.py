@@ -13,7 +13,7 @@ from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.taps.distributed import ranks
 
-SHARDS, EXPERTS, WIDTH, ROOM = 2, 3, 8, 3
+SHARDS, EXPERTS, WIDTH, ROOM = 2, 3, 8, 1
 
 
 class Router(nn.Module):

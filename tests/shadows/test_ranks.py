@@ -48,3 +48,16 @@ def test_a_fault_on_ranks_is_named_with_its_rank(room: Path, name: str) -> None:
     functions, ranks = PLACES[name]
     assert first.op.function in functions and first.rank in ranks, str(first)
     assert prove(room / name, room / "golden").answer is not ProofAnswer.SAME
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_compare_says_so(room: Path, name: str) -> None:
+    outcome = dumpcmp.compare(room / "golden", room / name)
+    assert outcome.exit_code == 0, outcome.word
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_compare_finds_it(room: Path, name: str) -> None:
+    first = (outcome := dumpcmp.compare(room / "golden", room / name)).first_divergence
+    assert outcome.exit_code == 1 and first is not None, outcome.word
+    assert first.key.op.function in PLACES[name][0], outcome.word
