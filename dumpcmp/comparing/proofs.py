@@ -153,14 +153,20 @@ def _excused(row: Row, proof: Proof, golden: Side, target: Side) -> Row:
 
 
 def _is_shown(row: Row, proof: Proof, golden: Side, target: Side) -> bool:
-    """Whether effects depend on it, so that it was looked at, on each rank that has it."""
-    sides = ("golden", golden, row.golden_key), ("target", target, row.target_key)
-    return all(
-        ValueId(record.rank, side.listing.first(key)) in proof.shown[name]
-        for name, side, key in sides
-        if key is not None
-        for record in side.listing.values[key]
-    )
+    """Whether effects depend on it on each side that has it, so that it was looked at.
+
+    Of several ranks some may have no use for it, such as those that send what one receives.
+    """
+    for name, side, key in (
+        ("golden", golden, row.golden_key),
+        ("target", target, row.target_key),
+    ):
+        if key is None:
+            continue
+        values = {ValueId(each.rank, each.same_as or key) for each in side.listing.values[key]}
+        if values.isdisjoint(proof.shown[name]) or values - proof.shown[name] - proof.idle[name]:
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,9 +191,14 @@ class _Accusing:
         is_golden = first.side == "golden" and first.answer is ProofAnswer.WRONG
         why = Why.GOLDEN if is_golden else _WHY[first.answer]
         found = [self._heir(row, at) if row.root else row for row in self.rows]
-        judgement = Judgement(Verdict.FAIL, first.reason, why=why)
+        judgement = Judgement(Verdict.FAIL, self._reason(first), why=why)
         found[at] = replace(self.rows[at], judgement=judgement, root=True, cause=None)
         return found
+
+    def _reason(self, finding: ProofFinding) -> str:
+        side = self.golden if finding.side == "golden" else self.target
+        on = f"on rank {finding.rank}: " if side.facts.num_ranks > 1 else ""
+        return f"{on}{finding.reason}"
 
     def _as_programs(self, first: ProofFinding) -> Sequence[Row]:
         return [self._as_program(row, first) for row in self.rows]
@@ -200,7 +211,7 @@ class _Accusing:
         # Of what is laid together the reason names the pieces, which a finding does not.
         is_replayed = row.replay is not None and row.replay.is_known and not row.layout
         at = "" if first.op == row.key.op else f"at {first.place} "
-        reason = f"{_ASKED}: {at}{first.reason}" if is_replayed else row.judgement.reason
+        reason = f"{_ASKED}: {at}{self._reason(first)}" if is_replayed else row.judgement.reason
         return replace(row, judgement=Judgement(row.verdict, reason, why=Why.CALL))
 
     def _heir(self, row: Row, at: int) -> Row:

@@ -83,6 +83,7 @@ class Proof:
     num_bridges: int = 0
     remarks: list[str] = field(default_factory=list)
     shown: dict[str, set[ValueId]] = field(default_factory=dict)  # what effects depend on, by side
+    idle: dict[str, set[ValueId]] = field(default_factory=dict)  # what nothing was made of, by side
     lone: list[ProofFinding] = field(default_factory=list)  # effects that one side alone has
 
     @property
@@ -185,6 +186,7 @@ class StepProof:
         self._programs(its, mine, effects)
         self._programs_asked = its.program, mine.program
         self.proof.shown = {"golden": _used(its), "target": _used(mine)}
+        self.proof.idle = {"golden": _idle(its), "target": _idle(mine)}
         return Before(its, mine)
 
     def ask_kernels(self) -> None:
@@ -431,3 +433,10 @@ def _signature(program: Program, node: Node) -> tuple[object, ...] | None:
     if not all(digest for _, digest in digests):
         return None
     return node.call.target, node.call.arguments, digests
+
+
+def _idle(shadow: Shadow) -> set[ValueId]:
+    """What nothing that was recorded was computed from, and what is no effect."""
+    program = shadow.program
+    effects = {effect.value for effect in program.effects}
+    return program.producers.keys() - program.consumers.keys() - effects
