@@ -1,11 +1,13 @@
 """Which cases of a test are run every time, and which at length only (``-m long``)."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 import pytest
 
 OFTEN = "each_value_once"
+Value = tuple[str, int]  # the name of a parameter, and the number of its value
 
 
 def leave_the_rest_to_long_runs(items: Iterable[pytest.Item]) -> None:
@@ -20,10 +22,15 @@ def leave_the_rest_to_long_runs(items: Iterable[pytest.Item]) -> None:
 
 
 def each_value_once(cases: list[pytest.Function]) -> Iterator[pytest.Function]:
-    """So few of `cases` that each value of every parameter is in one, those with most new first."""
+    """So few of `cases` that each value of every parameter is in one, and none far more often."""
     values = {case: frozenset(case.callspec.indices.items()) for case in cases}
-    missing = frozenset[tuple[str, int]]().union(*values.values())
+    missing, used = frozenset[Value]().union(*values.values()), Counter[Value]()
+
+    def gain(case: pytest.Function) -> tuple[int, int]:
+        return len(values[case] & missing), -sum(used[value] for value in values[case])
+
     while missing:
-        case = max(cases, key=lambda one: len(values[one] & missing))
+        case = max(cases, key=gain)
         missing -= values[case]
+        used.update(values[case])
         yield case

@@ -129,6 +129,7 @@ def compared(build: type[nn.Module], mode: str, tmp_path: Path, wrong: bool = Fa
     return dumpcmp.compare(tmp_path / "eager", tmp_path / mode)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("build", [Square, Branches, Overwritten, Tokens])
 @pytest.mark.parametrize("mode", ["fx", "aten"])
 def test_a_program_is_trained_alike_in_every_mode(

@@ -201,6 +201,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("noisy", [False, True], ids=["alone", "beside noise"])
 @pytest.mark.parametrize("style, function, tamper", WRONG, ids=[t.__name__ for *_, t in WRONG])
 def test_a_wrong_choice_is_found_where_it_was_made(

@@ -66,6 +66,7 @@ def test_a_fault_is_found_at_its_op(
     assert (found.found, found.is_root, found.early_alarms) == ("exact", True, 0), found.told
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("variant", BENIGN)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("subject", ["decoder"])

@@ -320,6 +320,7 @@ def test_rows_that_come_later_are_known_again(
     assert quick == slow
 
 
+@pytest.mark.each_value_once
 @pytest.mark.skipif(not routine.IS_ABLE, reason="it was not compiled")
 @pytest.mark.parametrize("width", [6, 256])
 @pytest.mark.parametrize("way", [{}, {"backward": True}, {"keep": "summary"}], ids=str)

@@ -56,6 +56,7 @@ class Fragile(nn.Module):
         return y * 2
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fail", [False, True], ids=["ends", "raises"])
 def test_nothing_is_left_behind(mode: str, fail: bool, tmp_path: Path) -> None:
