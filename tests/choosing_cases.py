@@ -7,7 +7,7 @@ from itertools import groupby
 import pytest
 
 OFTEN = "each_value_once"
-Value = tuple[str, int]  # the name of a parameter, and the number of its value
+Value = tuple[object, ...]  # of all that one ``parametrize`` gives
 
 
 def leave_the_rest_to_long_runs(items: Iterable[pytest.Item]) -> None:
@@ -23,7 +23,7 @@ def leave_the_rest_to_long_runs(items: Iterable[pytest.Item]) -> None:
 
 def each_value_once(cases: list[pytest.Function]) -> Iterator[pytest.Function]:
     """So few of `cases` that each value of every parameter is in one, and none far more often."""
-    values = {case: frozenset(case.callspec.indices.items()) for case in cases}
+    values = {case: frozenset(_values(case)) for case in cases}
     missing, used = frozenset[Value]().union(*values.values()), Counter[Value]()
 
     def gain(case: pytest.Function) -> tuple[int, int]:
@@ -34,3 +34,10 @@ def each_value_once(cases: list[pytest.Function]) -> Iterator[pytest.Function]:
         missing -= values[case]
         used.update(values[case])
         yield case
+
+
+def _values(case: pytest.Function) -> Iterator[Value]:
+    given = case.callspec.params
+    for mark in case.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        yield tuple((name.strip(), id(given[name.strip()])) for name in names)
