@@ -72,8 +72,8 @@ def ops(sink: MemorySink) -> set[tuple[int, str, int]]:
 # Dynamo takes most of the time, and as long for each layer: two of them in each model, once.
 SHARES = [
     (partial(llama, 2), train, 1.0),
-    (gpt2, train, 1.0),
-    (llama, generate, 0.98),
+    pytest.param(gpt2, train, 1.0, marks=pytest.mark.long),
+    pytest.param(llama, generate, 0.98, marks=pytest.mark.long),
     (partial(gpt2, 2), generate, 0.98),
 ]
 NAMES = ["llama train", "gpt2 train", "llama generate", "gpt2 generate"]
