@@ -3,11 +3,20 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from typing import Any
 
 import pytest
 
 OFTEN = "each_value_once"
 Value = tuple[object, ...]  # of all that one ``parametrize`` gives
+
+
+def often(cases: Iterable[Any], *names: str) -> list[Any]:
+    """All `cases`, those with other `names` marked ``long``."""
+    return [
+        case if getattr(case, "name", case) in names else pytest.param(case, marks=pytest.mark.long)
+        for case in cases
+    ]
 
 
 def leave_the_rest_to_long_runs(items: Iterable[pytest.Item]) -> None:

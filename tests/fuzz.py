@@ -39,7 +39,7 @@ class Long:
 MUTANTS, FAULTS = "DUMPCMP_MUTANTS", "DUMPCMP_FAULTS"
 INPUTS, GRAPHS = "tests/test_fuzz_inputs.py", "tests/partitioning/test_fuzz_graphs.py"
 SIGNALS, INTERRUPTS = "tests/taps/test_signals.py", "DUMPCMP_INTERRUPTS"
-TESTS, MARKED = Path(__file__).parent, re.compile(r"mark\.(long|each_value_once)")
+TESTS, MARKED = Path(__file__).parent, re.compile(r"mark\.(long|each_value_once)|choosing_cases")
 ROOMS = sorted(
     {
         path.relative_to(TESTS).parts[0]

@@ -42,9 +42,14 @@ CASES = [
     for at, scheme in enumerate(SCHEMES)
     for fault in scheme.faults[at % 2 :: 2]  # the others are in the benchmark
 ]
+LONG = [pytest.param(*case, marks=pytest.mark.long) for case in CASES[1::2]]
 
 
-@pytest.mark.parametrize(("scheme", "fault"), CASES, ids=lambda one: getattr(one, "name", one))
+def name_of(one: Scheme | str) -> str:
+    return one if isinstance(one, str) else one.name
+
+
+@pytest.mark.parametrize(("scheme", "fault"), [*CASES[::2], *LONG], ids=name_of)
 def test_faults_are_named(
     scheme: Scheme, fault: str, model: nn.Module, golden: Path, tmp_path: Path
 ) -> None:

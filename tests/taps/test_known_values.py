@@ -246,12 +246,12 @@ def run(model: nn.Module, path: Path, **selection: Any) -> Any:
 WAYS: list[dict[str, Any]] = [
     {"backward": True, "weights": True},
     {"backward": True, "keep": "summary"},
-    {"level": "modules", "backward": True},
     {"mode": "aten"},
 ]
+LONG = pytest.param({"level": "modules", "backward": True}, marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("way", [*WAYS, LONG], ids=str)
 def test_what_is_known_again_is_written_as_if_it_were_described(
     way: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
