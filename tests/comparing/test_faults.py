@@ -19,6 +19,7 @@ SUBJECTS = {
     "decoder": Subject("decoder", TinyDecoder, ((1, 24), (1, 1))),
 }
 
+BOTH = ["decoder", pytest.param("transformer", marks=pytest.mark.long)]
 Golden = Callable[[str, str], Path]
 
 
@@ -84,7 +85,7 @@ def test_a_benign_variant_does_not_alarm(
     assert benign_alarms(compare(golden(subject, dtype), mine)) == []
 
 
-@pytest.mark.parametrize("subject", list(SUBJECTS))
+@pytest.mark.parametrize("subject", BOTH)
 def test_graphs_and_modules_of_one_run_are_the_same(
     subject: str, golden: Golden, tmp_path: Path
 ) -> None:
@@ -94,7 +95,7 @@ def test_graphs_and_modules_of_one_run_are_the_same(
     assert outcome.exit_code == 0
 
 
-@pytest.mark.parametrize("subject", list(SUBJECTS))
+@pytest.mark.parametrize("subject", BOTH)
 def test_another_dtype_is_compared_after_promotion(
     subject: str, golden: Golden, tmp_path: Path
 ) -> None:
