@@ -249,6 +249,7 @@ class Classifier(nn.Module):
         return nn.functional.cross_entropy(logits, targets)
 
 
+@pytest.mark.long
 def test_a_loss_through_the_compiled_model(on_inductor: Any) -> None:
     model = Classifier(width=13, num_classes=11)
     inputs = [torch.randn(4, 1, 24, 13), torch.randint(0, 10, (4, 24))]
