@@ -60,7 +60,6 @@ FILTERS: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("case", FILTERS)
 @pytest.mark.parametrize("filtered_side", ["golden", "my side"])
 def test_a_filtered_dump_compares_on_what_both_have(

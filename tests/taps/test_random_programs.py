@@ -1,7 +1,7 @@
 """Bits, gradients, random streams, hooks, warnings and errors of random programs stay as they are.
 
-``DUMPCMP_PROGRAMS=1000 pytest tests/taps/test_random_programs.py`` is the long version, which runs
-all modes; the modes that compile take seconds a program.
+``DUMPCMP_PROGRAMS=1000 pytest -m "" tests/taps/test_random_programs.py`` is the long version, which
+runs all modes; the modes that compile take seconds a program.
 """
 
 from __future__ import annotations

@@ -92,7 +92,6 @@ def by_ddp(model: nn.Module, backend: Any) -> Callable[..., Any]:
     return torch.compile(DistributedDataParallel(model, bucket_cap_mb=1), backend=backend)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("config", [INFER, TRAIN], ids=["infer", "train"])
 @pytest.mark.parametrize("compiled", [by_hand, by_ddp])
 @pytest.mark.parametrize("model_class", [TwoConvs, ThreeConvs])
@@ -175,7 +174,6 @@ def mutate_base(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("function", [mutate_view, mutate_base])
 def test_mutation_reaches_base_and_view(
@@ -211,7 +209,6 @@ class MutatesItsOutput(nn.Module):
         return x
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("through", ["base", "view"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_mutation_of_a_convolutions_output(through: str, backend: str) -> None:
@@ -249,7 +246,6 @@ class Classifier(nn.Module):
         return nn.functional.cross_entropy(logits, targets)
 
 
-@pytest.mark.long
 def test_a_loss_through_the_compiled_model(on_inductor: Any) -> None:
     model = Classifier(width=13, num_classes=11)
     inputs = [torch.randn(4, 1, 24, 13), torch.randint(0, 10, (4, 24))]
