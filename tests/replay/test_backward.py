@@ -69,7 +69,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
 }
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("func, args, leaf", CASES.values(), ids=CASES)
 def test_it_gives_what_autograd_gives(

@@ -234,7 +234,6 @@ def test_a_planted_error_in_a_fused_layer_is_found() -> None:
             assert wrongs(heads_of, args, told), dtype
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("op", CAUGHT)
 def test_a_planted_error_is_found(op: str, fault: str) -> None:

@@ -115,7 +115,6 @@ def test_a_run_may_begin_and_end_anywhere(
     assert np.allclose(one.sketch().sums, two.sketch().sums, rtol=1e-12, atol=1e-11)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("kind", ["<f4", "<u2"])
 @pytest.mark.parametrize("start", [0, 1, 63, 64, 16_383, 16_384, 2**40 + 77])

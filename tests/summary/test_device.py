@@ -53,7 +53,6 @@ def alike(got: Summary, expected: Summary) -> None:
             assert torch.allclose(torch.tensor(mine), torch.tensor(its), 1e-11, 1e-9)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_device_takes_the_summary_that_the_host_takes(
