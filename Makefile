@@ -35,7 +35,7 @@ lint: $(READY)  ## ruff, mypy --strict and the import contracts
 	$(BIN)/mypy --strict dumpcmp tests benchmarks
 	$(BIN)/lint-imports
 
-test: $(READY)  ## everything CI runs: lint and all tests, side by side
+test: $(READY)  ## everything CI runs: lint and all tests that are not long, side by side
 	$(MAKE) --no-print-directory -j 2 lint tests
 
 tests: $(READY)
@@ -47,7 +47,7 @@ test-native: $(READY)  ## tests of the compiled core under the address and undef
 bench: $(READY)  ## print the benchmark tables (TABLE=archive,capture for some of them)
 	$(BIN)/python -m benchmarks $(TABLE)
 
-fuzz: $(READY)  ## broken inputs, faults, signals, random programs: at length (SCALE=0.1: a tenth)
+fuzz: $(READY)  ## long tests; broken inputs, faults, signals, random programs (SCALE=0.1: a tenth of them)
 	$(BIN)/python -m tests.fuzz --scale $(SCALE)
 
 wheel: $(READY)  ## build the wheel twice and without a compiler, and see what is in it

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from dumpcmp.pytorch.imports import once_imported
+from tests.choosing_cases import leave_the_rest_to_long_runs
 from tests.one_file import compile_together
 from tests.taps.distributed.forking import RARELY
 from tests.taps.distributed.launching import forked
@@ -49,6 +50,12 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
     """Called by xdist where there are several workers."""
     return Together(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before pytest leaves out what is marked ``long``."""
+    leave_the_rest_to_long_runs(items)
 
 
 def pytest_collection_finish() -> None:

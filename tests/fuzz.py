@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,16 @@ class Long:
 MUTANTS, FAULTS = "DUMPCMP_MUTANTS", "DUMPCMP_FAULTS"
 INPUTS, GRAPHS = "tests/test_fuzz_inputs.py", "tests/partitioning/test_fuzz_graphs.py"
 SIGNALS, INTERRUPTS = "tests/taps/test_signals.py", "DUMPCMP_INTERRUPTS"
+TESTS, MARKED = Path(__file__).parent, re.compile(r"mark\.(long|each_value_once)|choosing_cases")
+ROOMS = sorted(
+    {
+        path.relative_to(TESTS).parts[0]
+        for path in TESTS.rglob("test_*.py")
+        if MARKED.search(path.read_text())
+    }
+)
 ALL = (
+    *(Long(f"cases: {room}", f"-m long tests/{room}", "DUMPCMP_CASES", 1, 1) for room in ROOMS),
     Long("at once", "tests/compacting/test_at_once.py", "DUMPCMP_SECONDS", 60, 60),
     Long("programs", "tests/taps/test_random_programs.py", "DUMPCMP_PROGRAMS", 1_000, 60),
     Long("parts", "tests/archive/test_fuzz.py::test_a_mutant_opens_or_gives_an_archive_error",
@@ -80,7 +90,7 @@ class Share:
             "DUMPCMP_SEED": str(seed + self.start),
         }
         room = folder / f"{self.long.name.replace(' ', '-')}-{self.start}"
-        command = [sys.executable, "-m", "pytest", "-x", "-n", "0"]
+        command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-m", ""]
         command += ["--show-capture=no", f"--basetemp={room}", *self.long.tests.split()]
         environment = {"OMP_NUM_THREADS": "1"} | os.environ | count
         try:

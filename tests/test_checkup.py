@@ -75,6 +75,7 @@ FAULTS = [("qkv", "linear", scaled), ("", "scaled_dot_product_attention", one_ro
           ("norm", "layer_norm", scaled), ("", "cat", reversed_rows)]  # fmt: skip
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("module, function, change", FAULTS, ids=[f[1] for f in FAULTS])
 def test_a_wrong_kernel_is_named_alone(

@@ -11,6 +11,15 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
+def held(*names: str) -> Iterator[tuple[ModuleType, str, object]]:
+    """The modules that are there and have one of `names`, with what it stands for in them."""
+    for module in tuple(sys.modules.values()):
+        has = getattr(module, "__dict__", {})
+        for name in names:
+            if name in has:
+                yield module, name, has[name]
+
+
 @contextmanager
 def once_imported(name: str, listen: Callable[[], None]) -> Iterator[None]:
     """Call `listen` now if module `name` is there, or when it is imported while the block runs."""

@@ -93,6 +93,7 @@ SOUND = [(unpacked, indexed), (unpacked, chunked), (indexed, chunked), (written_
          (by_hand, by_linear), (renumbered, reordered)]  # fmt: skip
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("one, other", SOUND)
 def test_two_ways_to_write_the_same_are_the_same(

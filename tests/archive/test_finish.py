@@ -155,6 +155,7 @@ def test_groups_are_the_same_bytes_both_ways(
     assert laid[0] == laid[1] == laid[2] == laid[3]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("part_nbytes", [1 << 30, 1 << 15], ids=["one part a step", "many"])
 @pytest.mark.parametrize("seed", range(4))
 def test_both_ways_write_the_same_parts(

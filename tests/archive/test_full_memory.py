@@ -23,6 +23,7 @@ def can_mount() -> bool:
     )
 
 
+@pytest.mark.each_value_once
 @pytest.mark.skipif(not can_mount(), reason="no right to mount a file system of one's own")
 @pytest.mark.parametrize("size", ["12m", "64k"])
 @pytest.mark.parametrize("when", ["early", "late"])

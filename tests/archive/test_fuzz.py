@@ -190,6 +190,7 @@ def lost_with(lost: Found, records: list[Found]) -> set[int]:
     return gone | {row for row in links if rows[row].listed()[1] in gone}
 
 
+@pytest.mark.each_value_once
 @pytest.mark.usefixtures("loose")
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("damage", DAMAGES)

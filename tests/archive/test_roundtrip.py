@@ -48,7 +48,7 @@ def written(draw: st.DrawFn) -> tuple[Key, str, NDArray[Any]]:
 trees = st.lists(written(), max_size=12, unique_by=lambda entry: entry[0])
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(trees, st.sampled_from([1, 4_000, 1 << 30]))
 def test_any_tree_of_keys_and_tensors_is_read_back(tree: Any, part_nbytes: int) -> None:
     with TemporaryDirectory() as room:

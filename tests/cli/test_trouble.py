@@ -69,7 +69,13 @@ def test_an_output_that_is_forbidden_is_trouble(tmp_path: Path) -> None:
     assert_told(run(comparing(tmp_path / "closed")), "Permission denied", "choose another place")
 
 
-PRINTING = [["compare"], ["show", GOLDEN], ["audit", GOLDEN], ["--help"], ["show", "--help"]]
+PRINTING = [
+    ["compare"],
+    ["show", GOLDEN],
+    ["--help"],
+    pytest.param(["audit", GOLDEN], marks=pytest.mark.long),
+    pytest.param(["show", "--help"], marks=pytest.mark.long),
+]
 
 
 @pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)

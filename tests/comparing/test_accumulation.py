@@ -68,6 +68,7 @@ def compared(folder: Path, golden: Training, target: Training) -> Outcome:
     return dumpcmp.compare(folder / "golden", folder / "target")
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("back", [None, in_order, rewinding, at_once])
 @pytest.mark.parametrize("steps", [1, 2])
 def test_mean_losses_are_divided_by_the_number_of_microbatches(

@@ -81,6 +81,7 @@ def rows_of(num: int, *shape: int) -> Tensor:
     return torch.randn(num, *shape, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "how", [{}, {"backward": True}, {"level": "modules"}, {"mode": "aten"}, {"mode": "fx"}]
 )
@@ -138,6 +139,7 @@ class Rows(nn.Module):
         return torch.stack([self.row(one, n) for n, one in enumerate(x)])
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("looping", [(False, True), (True, False)], ids=["target", "golden"])
 def test_one_row_at_a_time(tmp_path: Path, looping: tuple[bool, bool], backward: bool) -> None:

@@ -15,6 +15,7 @@ import dumpcmp
 from dumpcmp.faults import Fault, planted
 from dumpcmp.nouns.outcome import Conclusion, Outcome
 from dumpcmp.nouns.row import Verdict
+from tests.choosing_cases import often
 from tests.comparing.routers import router
 
 Arguments = tuple[Any, ...]
@@ -138,7 +139,7 @@ def wavering(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
     raise AssertionError("no token of a hundred models goes elsewhere")
 
 
-@pytest.mark.parametrize("name", ["Qwen3Moe", "Mixtral"])
+@pytest.mark.parametrize("name", often(["Qwen3Moe", "Mixtral"], "Mixtral"))
 def test_the_mixtures_of_transformers_flip_and_nothing_is_wrong(name: str, tmp_path: Path) -> None:
     model, ids = wavering(name)
     with torch.no_grad(), dumpcmp.capture(model, tmp_path / "golden"):
@@ -201,6 +202,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("noisy", [False, True], ids=["alone", "beside noise"])
 @pytest.mark.parametrize("style, function, tamper", WRONG, ids=[t.__name__ for *_, t in WRONG])
 def test_a_wrong_choice_is_found_where_it_was_made(

@@ -68,6 +68,7 @@ def first(tmp_path: Path, extra: Extra, mode: str, backward: bool) -> Row | None
     return dumpcmp.compare(tmp_path / "golden", tmp_path / "target").first_divergence
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("mode", ["eager", "aten"])
 @pytest.mark.parametrize("name", CASES)

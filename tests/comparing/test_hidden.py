@@ -96,6 +96,7 @@ def attended(tmp_path: Path, golden: Tensor, target: Tensor, is_buffer: bool) ->
     return dumpcmp.compare(tmp_path / "golden", tmp_path / "target")
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("is_buffer", [True, False])
 @pytest.mark.parametrize("fill", [-1e9, torch.finfo(torch.float32).min])
 def test_other_slopes_are_found_beside_the_fill_of_a_mask(

@@ -99,6 +99,7 @@ FAULTS: dict[str, tuple[Callable[[Any], object], str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("edit, name, said", FAULTS.values(), ids=FAULTS)
 def test_a_weight_that_is_another_is_named_with_what_it_looks_like(

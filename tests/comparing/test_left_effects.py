@@ -188,6 +188,7 @@ def follow(tmp_path: Path, golden: dict[str, Any], target: dict[str, Any]) -> Ou
     return dumpcmp.compare(trained(tmp_path / "g", **golden), trained(tmp_path / "t", **target))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(("ways", "said"), TRAININGS.values(), ids=TRAININGS)
 @pytest.mark.parametrize("backward", [True, False])
 def test_what_steers_training_is_told(

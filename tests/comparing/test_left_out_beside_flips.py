@@ -118,6 +118,7 @@ CASES = [
 ]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("golden, target, is_sound", CASES)
 def test_a_rescaling_that_one_side_left_out_is_no_other_choice(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import dumpcmp
 from benchmarks.quantised import SCHEMES, Scheme, decoder, dumped, is_named, quantised
 from dumpcmp.nouns.row import Verdict
+from tests.choosing_cases import often
 
 AT = "layers.1.up"
 
@@ -28,7 +29,16 @@ def golden(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return dumped(model, decoder().given, tmp_path_factory.mktemp("golden") / "g")
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+LONG = (
+    "int8 weights, by rows",
+    "uint4 weights, with a zero point",
+    "the same, codes named weight",
+    "fp8 and back, weights and inputs",
+)
+OFTEN = [scheme.name for scheme in SCHEMES if scheme.name not in LONG]
+
+
+@pytest.mark.parametrize("scheme", often(SCHEMES, *OFTEN), ids=lambda scheme: scheme.name)
 def test_sound_is_the_same(scheme: Scheme, model: nn.Module, golden: Path, tmp_path: Path) -> None:
     target = dumped(quantised(model, scheme), decoder().given, tmp_path / "t")
     outcome = dumpcmp.compare(golden, target, allow=scheme.word)
@@ -42,9 +52,14 @@ CASES = [
     for at, scheme in enumerate(SCHEMES)
     for fault in scheme.faults[at % 2 :: 2]  # the others are in the benchmark
 ]
+AT_LENGTH = [pytest.param(*case, marks=pytest.mark.long) for case in CASES[1::2]]
 
 
-@pytest.mark.parametrize(("scheme", "fault"), CASES, ids=lambda one: getattr(one, "name", one))
+def name_of(one: Scheme | str) -> str:
+    return one if isinstance(one, str) else one.name
+
+
+@pytest.mark.parametrize(("scheme", "fault"), [*CASES[::2], *AT_LENGTH], ids=name_of)
 def test_faults_are_named(
     scheme: Scheme, fault: str, model: nn.Module, golden: Path, tmp_path: Path
 ) -> None:

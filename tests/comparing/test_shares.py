@@ -128,6 +128,7 @@ def _logged(path: Path, logger: int | None, wrong: int | None) -> Path:
     return path
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("wrong", [None, 0, 1])
 @pytest.mark.parametrize("target_logs", [True, False])
 def test_what_one_rank_logs_is_held_against_the_value_of_that_rank(

@@ -62,6 +62,7 @@ def compared(room: Path, dtype: torch.dtype, mode: str, backward: bool, wrong: L
     return dumpcmp.compare(room / "golden", room / "mine")
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("dtype", SHORT, ids=str)
 @pytest.mark.parametrize("mode, backward", [("eager", True), ("aten", False)])
 def test_a_sound_run_is_the_same(

@@ -192,6 +192,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return get
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind, function, call, argument, how, op", FAULTS)
 def test_a_wrong_backward_is_found_at_its_call(
@@ -212,6 +213,7 @@ def orphans(outcome: Outcome) -> Iterator[str]:
     yield from (str(r.key) for r in outcome.failures if not r.root and r.cause is None)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", SHAPES, ids=lambda kind: str(kind.__name__))
 def test_another_way_to_compute_is_not_wrong(

@@ -120,6 +120,7 @@ def whole(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> ByFault:
     return get
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("most", [1, 90])
 def test_spans_change_nothing(
@@ -162,6 +163,7 @@ def test_a_step_that_is_damaged_is_no_step_that_is_the_same(tmp_path: Path) -> N
     assert {row.key.step for row in wrong} == {3}
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("apart, every", [(0.0, 10), (1e-3, 10), (1e-3, 3), (1e-8, 1)])
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_spans_of_runs_on_several_ranks_change_nothing(

@@ -65,6 +65,7 @@ def dumped(model: nn.Module, path: Path, mode: str, backward: bool) -> Path:
     return path
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("line", [after_the_view, before_the_view, without_views])
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("mode", ["eager", "aten"])

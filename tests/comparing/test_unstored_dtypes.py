@@ -48,6 +48,7 @@ class Net(nn.Module):
         return torch.tanh(self.last(y + rounded))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch: quantised and half complex tensors
 @pytest.mark.parametrize("mode", ["eager", "aten"])
 @pytest.mark.parametrize("name", NAMES)

@@ -91,6 +91,7 @@ def outcomes(
     return same, left_out, other
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("put", PUTS)
 def test_a_write_that_is_left_out_or_another_is_not_the_same(
@@ -103,6 +104,7 @@ def test_a_write_that_is_left_out_or_another_is_not_the_same(
     assert other.exit_code == 1, other.headline
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("place", "reads"), [("argument", False), ("attribute", False), ("buffer", True)]
@@ -114,6 +116,7 @@ def test_so_it_is_wherever_the_cache_lies(
     assert (same.exit_code, left_out.exit_code, other.exit_code) == (0, 1, 1)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("put", COPIES)
 def test_what_is_written_into_a_copy_is_nobodys(put: str, mode: str, tmp_path: Path) -> None:

@@ -201,6 +201,7 @@ DISTURBED = {
 }
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("disturb", DISTURBED)
 @pytest.mark.parametrize("mode", ["eager", "aten"])
 def test_a_program_that_does_something_else_when_looked_at_is_not_certified(

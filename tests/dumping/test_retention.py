@@ -142,6 +142,7 @@ def test_any_mix_of_one_run_is_the_same(runs: Any, golden: Any, target: Any) -> 
     assert all(each is not None and each.exact and each.equal for each in metrics)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("golden", ["full", "summary", "compacted"])
 @pytest.mark.parametrize("target", ["faulty", "faulty_summary"])
 def test_any_mix_finds_the_same_first_divergence(runs: Any, golden: Any, target: Any) -> None:

@@ -24,7 +24,10 @@ def resnet(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return path
 
 
-@pytest.mark.parametrize("name", ["demo", "bert", "gpt2", "llama"])
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("bert", "gpt2")]
+
+
+@pytest.mark.parametrize("name", ["demo", "llama", *LONG])
 def test_models_are_annotated_and_none_of_their_partitions_fails(name: Any, tmp_path: Path) -> None:
     if name != "demo":
         pytest.importorskip("transformers")

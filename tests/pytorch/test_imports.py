@@ -4,10 +4,11 @@ import sys
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from dumpcmp.pytorch.imports import once_imported
+from dumpcmp.pytorch.imports import held, once_imported
 
 NAME = "imported_in_the_middle"
 
@@ -57,3 +58,13 @@ def test_who_hears_can_refuse_and_refuses_again() -> None:
             with pytest.raises(ValueError, match="refused"):
                 import_module(NAME)
     assert import_module(NAME).value == 1
+
+
+def test_modules_that_hold_a_name_are_found_with_what_they_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = ModuleType("dumpcmp_tests_holder")
+    module.one, module.other = 1, 2  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    found = [(name, value) for holder, name, value in held("other", "one") if holder is module]
+    assert found == [("other", 2), ("one", 1)]

@@ -49,11 +49,16 @@ MODELS: dict[str, Callable[[], Built]] = {
     "mamba": huggingface("Mamba", state_size=4),
 }
 CASES = [
-    *((model, mode, torch.bfloat16) for model in MODELS for mode in ("eager", "aten")),
+    *((model, "eager", torch.bfloat16) for model in MODELS),
+    *((model, "aten", torch.bfloat16) for model in ("decoder", "mamba")),
     ("decoder", "fx", torch.bfloat16),
-    ("bert", "fx", torch.float32),
     ("mixtral", "eager", torch.float32),
 ]
+LONG = [
+    *((model, "aten", torch.bfloat16) for model in ("llama", "mixtral", "bert")),
+    ("bert", "fx", torch.float32),
+]
+AT_LENGTH = [pytest.param(*case, marks=pytest.mark.long) for case in LONG]
 
 
 def replayed(archive: dumpcmp.Archive, call: Call) -> list[str]:
@@ -71,7 +76,9 @@ def replayed(archive: dumpcmp.Archive, call: Call) -> list[str]:
             if (said := one.unknown or wrong(one))]  # fmt: skip
 
 
-@pytest.mark.parametrize("name, mode, dtype", CASES, ids=lambda part: str(part).split(".")[-1])
+@pytest.mark.parametrize(
+    "name, mode, dtype", [*CASES, *AT_LENGTH], ids=lambda part: str(part).split(".")[-1]
+)
 def test_every_call_of_a_dump_is_run_again_and_is_right(
     tmp_path: Path, name: str, mode: str, dtype: torch.dtype
 ) -> None:

@@ -93,6 +93,7 @@ def backward_calls(
     return archive, [call for call in archive.calls.values() if "backward." in call.op.function]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", BODIES)
 def test_sound_ops_are_right_and_others_are_not(

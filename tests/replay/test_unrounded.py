@@ -58,6 +58,7 @@ def judged(name: str, factor: float, dtype: torch.dtype = torch.bfloat16) -> tup
     return wrong(plain), wrong(room.held(again, "output.0", got, plain))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", OPS)
 def test_inputs_that_were_not_rounded_yet_explain_what_a_kernel_gives(

@@ -17,6 +17,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_dumps"
 MODES = ("eager", "aten")
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", SOUND, ids=str)
 def test_two_ways_to_write_a_program_are_the_same(tmp_path: Path, case: Case, mode: str) -> None:

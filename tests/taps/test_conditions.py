@@ -63,6 +63,7 @@ def run(model: nn.Module, told: dict[str, Any]) -> list[Tensor]:
     return [each for each in (given if isinstance(given, tuple) else (given,)) if each is not None]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("mode", ["eager", "fx", "aten"])

@@ -69,12 +69,12 @@ def ops(sink: MemorySink) -> set[tuple[int, str, int]]:
     return {(call.step, call.op, call.call) for call in sink.calls if "/" in call.op}
 
 
-# Dynamo takes most of the time, and as long for each layer: two of them in each model, once.
+# Dynamo takes most of the time, and as long for each layer: two of them once, and at length.
 SHARES = [
     (partial(llama, 2), train, 1.0),
-    (gpt2, train, 1.0),
-    (llama, generate, 0.98),
-    (partial(gpt2, 2), generate, 0.98),
+    pytest.param(gpt2, train, 1.0, marks=pytest.mark.long),
+    pytest.param(partial(llama, 2), generate, 0.98, marks=pytest.mark.long),
+    (gpt2, generate, 0.98),
 ]
 NAMES = ["llama train", "gpt2 train", "llama generate", "gpt2 generate"]
 

@@ -246,12 +246,12 @@ def run(model: nn.Module, path: Path, **selection: Any) -> Any:
 WAYS: list[dict[str, Any]] = [
     {"backward": True, "weights": True},
     {"backward": True, "keep": "summary"},
-    {"level": "modules", "backward": True},
     {"mode": "aten"},
 ]
+LONG = pytest.param({"level": "modules", "backward": True}, marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("way", [*WAYS, LONG], ids=str)
 def test_what_is_known_again_is_written_as_if_it_were_described(
     way: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +320,7 @@ def test_rows_that_come_later_are_known_again(
     assert quick == slow
 
 
+@pytest.mark.each_value_once
 @pytest.mark.skipif(not routine.IS_ABLE, reason="it was not compiled")
 @pytest.mark.parametrize("width", [6, 256])
 @pytest.mark.parametrize("way", [{}, {"backward": True}, {"keep": "summary"}], ids=str)

@@ -175,6 +175,7 @@ def test_recomputation_is_marked_and_makes_no_new_calls(name: str) -> None:
     assert {"blocks.0.0/linear", "blocks.1.1/tanh", "<root>/mul"} <= grads
 
 
+@pytest.mark.each_value_once
 @cases
 @pytest.mark.parametrize("mode", ["eager", "fx"])
 def test_gradients_are_those_of_autograd(case: Case, mode: str) -> None:

@@ -1,7 +1,7 @@
 """Bits, gradients, random streams, hooks, warnings and errors of random programs stay as they are.
 
-``DUMPCMP_PROGRAMS=1000 pytest tests/taps/test_random_programs.py`` is the long version, which runs
-all modes; the modes that compile take seconds a program.
+``DUMPCMP_PROGRAMS=1000 pytest -m "" tests/taps/test_random_programs.py`` is the long version, which
+runs all modes; the modes that compile take seconds a program.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import dumpcmp
+from tests.choosing_cases import often
 from tests.taps.randomly import MOVES, MineError, Program
 from tests.taps.test_undisturbed import state_of_torch
 
@@ -64,7 +65,7 @@ def seen(seed: int, mode: str, around: Callable[[Program], AbstractContextManage
     }
 
 
-@pytest.mark.parametrize("mode", SHARES)
+@pytest.mark.parametrize("mode", often(SHARES, "eager", "aten", "fx", "boundary"))
 def test_a_program_is_undisturbed(mode: str, tmp_path: Path) -> None:
     before = state_of_torch()
     for number in range(0, PROGRAMS, SHARES[mode]):

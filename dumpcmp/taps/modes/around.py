@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dumpcmp.nouns.built import built
+from dumpcmp.pytorch.imports import held
 from dumpcmp.pytorch.names import (
     PROXY_MODE,
     PrivateName,
@@ -159,17 +160,13 @@ def handed_over_in_c() -> Iterator[None]:
         yield
         return
     ours = _core.HandOver(original)
-    holders = [
-        module
-        for module in tuple(sys.modules.values())
-        if getattr(module, "__dict__", {}).get(_HAND_OVER) is original
-    ]
+    holders = [module for module, _, found in held(_HAND_OVER) if found is original]
     with patched(*((module, _HAND_OVER, partial(_instead, ours)) for module in holders)):
         try:
             yield
         finally:
-            for module in tuple(sys.modules.values()):  # that were imported meanwhile
-                if getattr(module, "__dict__", {}).get(_HAND_OVER) is ours:
+            for module, _, found in held(_HAND_OVER):
+                if found is ours:  # it was imported meanwhile
                     setattr(module, _HAND_OVER, original)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dumpcmp.pytorch.imports import once_imported
+from dumpcmp.pytorch.imports import held, once_imported
 from dumpcmp.pytorch.names import Patch, check_names, num_function_modes, patched, private
 from dumpcmp.taps.modes.function_mode import FunctionMode
 
@@ -96,13 +96,11 @@ def _instead(asked: Callable[..., bool], ask: Callable[..., bool]) -> Callable[.
 
 
 def _overrides_patches() -> Iterator[Patch]:
-    for name in OVERRIDE_QUESTIONS:
+    for module, name, found in held(*OVERRIDE_QUESTIONS):
         ask, asked = _question(name)
-        for module in tuple(sys.modules.values()):
-            names = getattr(module, "__dict__", {})
-            is_torch = names.get("__name__", "").partition(".")[0] == "torch"
-            if names.get(name) is ask and (module is torch.overrides or not is_torch):
-                yield module, name, partial(_instead, asked)
+        is_torch = vars(module).get("__name__", "").partition(".")[0] == "torch"
+        if found is ask and (module is torch.overrides or not is_torch):
+            yield module, name, partial(_instead, asked)
 
 
 @contextmanager
@@ -127,11 +125,10 @@ def overrides_as_uncaptured(lacking: list[str]) -> Iterator[None]:
 
 def _restore_late_imports() -> None:
     """Give torch's own functions to modules that were imported meanwhile, and took ours."""
-    for name in OVERRIDE_QUESTIONS:
+    for module, name, found in held(*OVERRIDE_QUESTIONS):
         ask, asked = _question(name)
-        for module in tuple(sys.modules.values()):
-            if getattr(module, "__dict__", {}).get(name) is asked:
-                setattr(module, name, ask)
+        if found is asked:
+            setattr(module, name, ask)
 
 
 def _handlers() -> dict[Any, Callable[..., Any]]:

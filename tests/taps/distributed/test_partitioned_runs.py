@@ -44,14 +44,17 @@ CLEAN = [
     ("golden-dropout", "dropout-2"),
     ("golden-one", "sequence-2"),
     ("golden-experts", "experts-2"),
-    ("golden-plain", "dtensor-4"),
     ("golden-plain", "fsdp-tp-4"),
-    ("golden-fused", "megatron-4"),
     ("megatron-2", "megatron-4"),
-    ("dtensor-2", "dtensor-4"),
     ("fsdp-2", "ddp-2"),
+]
+LONG = [
+    ("golden-plain", "dtensor-4"),
+    ("golden-fused", "megatron-4"),
+    ("dtensor-2", "dtensor-4"),
     ("fsdp-2", "fsdp-tp-4"),
 ]
+CLEAN_AT_LENGTH = [pytest.param(*names, marks=pytest.mark.long) for names in LONG]
 
 
 @pytest.fixture
@@ -93,7 +96,7 @@ def _paired(outcome: Outcome) -> float:
     return sum(row.paired_by != "" for row in outcome.rows) / len(outcome.rows)
 
 
-@pytest.mark.parametrize("golden, target", CLEAN)
+@pytest.mark.parametrize("golden, target", [*CLEAN, *CLEAN_AT_LENGTH])
 def test_a_right_partitioned_run_raises_no_alarm(compared: Any, golden: Any, target: Any) -> None:
     outcome = compared(golden, target)
     odd = [row for row in outcome.rows if row.verdict is not Verdict.PASS]

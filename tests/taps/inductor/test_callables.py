@@ -18,6 +18,7 @@ from dumpcmp.cli import main
 from dumpcmp.dumping.programs import dump
 from dumpcmp.nouns.record import TWIN
 from dumpcmp.nouns.row import Verdict
+from tests.choosing_cases import often
 from tests.taps.distributed.launching import forked
 
 Program = Callable[[], object]
@@ -133,7 +134,11 @@ WITHOUT_TWINS = (
 )
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+LONG = ("modules of torch itself", "a bound method, and a model, in one graph")
+OFTEN = [name for name in PROGRAMS if name not in LONG]
+
+
+@pytest.mark.parametrize("name", often(PROGRAMS, *OFTEN))
 def test_a_compiled_program_has_every_key_of_the_eager_one(name: str, tmp_path: Path) -> None:
     run, trains = PROGRAMS[name]
     certify = "cannot be traced" in name

@@ -11,6 +11,7 @@ import pytest
 import dumpcmp
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Verdict
+from tests.choosing_cases import often
 from tests.taps.inductor.conftest import run
 from tests.taps.inductor.models import FAULTS, Fault, net, normed
 
@@ -27,7 +28,10 @@ def compared(golden: Golden, fault: Fault, path: Path, **way: Any) -> Outcome:
     return dumpcmp.compare(golden(fault.backward), path)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+OFTEN = [fault.name for fault in FAULTS if fault.name != "mul becomes add"]
+
+
+@pytest.mark.parametrize("fault", often(FAULTS, *OFTEN), ids=lambda fault: fault.name)
 def test_a_fault_is_named_in_the_fused_graph(fault: Fault, golden: Golden, tmp_path: Path) -> None:
     outcome = compared(golden, fault, tmp_path / "d")
     found = outcome.first_divergence
@@ -60,7 +64,7 @@ WAYS: dict[str, tuple[dict[str, Any], bool, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", often(WAYS, "fused, without twins", "realize"))
 def test_a_sound_compiler_raises_no_alarm(name: str, golden: Golden, tmp_path: Path) -> None:
     way, backward, most_fused = WAYS[name]
     model, x = net()
@@ -70,7 +74,7 @@ def test_a_sound_compiler_raises_no_alarm(name: str, golden: Golden, tmp_path: P
     sound(dumpcmp.compare(golden(backward), tmp_path / "d"), most_fused)
 
 
-@pytest.mark.parametrize("name", ["fused", "realize", "fusion off"])
+@pytest.mark.parametrize("name", often(["fused", "realize", "fusion off"], "fused", "fusion off"))
 def test_an_op_that_becomes_many_raises_no_alarm(name: str, tmp_path: Path) -> None:
     way, backward, _ = WAYS[name]
     for path, mode in (("golden", "eager"), ("d", dumpcmp.Compiled(**way))):

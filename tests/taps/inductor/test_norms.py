@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import dumpcmp
+from tests.choosing_cases import often
 from tests.taps.inductor.models import ATEN
 
 Plant = Callable[[nn.Sequential], AbstractContextManager[Any]]
@@ -42,6 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return dumped(tmp_path_factory.mktemp("whole") / "golden", "eager")
 
 
+@pytest.mark.long  # so it is without twins, which double the kernels
 def test_what_cancels_before_a_norm_raises_no_alarm(whole: Path, tmp_path: Path) -> None:
     outcome = dumpcmp.compare(whole, dumped(tmp_path / "target", "compiled"))
     assert outcome.exit_code == 0, outcome.failures
@@ -79,13 +81,14 @@ FAULTS: dict[str, tuple[Plant, str]] = {  # and where the kernel gives out somet
 }
 
 
+@pytest.mark.long
 def test_a_fault_beside_a_norm_is_named(whole: Path, tmp_path: Path) -> None:
     target = dumped(tmp_path / "target", "compiled", a_weight_gradient_is_scaled)
     found = dumpcmp.compare(whole, target).first_divergence
     assert found is not None and found.key.op == "3/conv2d", found
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", often(FAULTS, "another eps"))
 def test_a_fault_is_found_without_twins(name: str, whole: Path, tmp_path: Path) -> None:
     plant, op = FAULTS[name]
     target = dumped(tmp_path / "target", dumpcmp.Compiled(twin=False), plant)

@@ -1,0 +1,52 @@
+"""Which cases of a test are run every time, and which at length only (``-m long``)."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any
+
+import pytest
+
+OFTEN = "each_value_once"
+Value = tuple[object, ...]  # of all that one ``parametrize`` gives
+
+
+def often(cases: Iterable[Any], *names: str) -> list[Any]:
+    """All `cases`, those with other `names` marked ``long``."""
+    return [
+        case if getattr(case, "name", case) in names else pytest.param(case, marks=pytest.mark.long)
+        for case in cases
+    ]
+
+
+def leave_the_rest_to_long_runs(items: Iterable[pytest.Item]) -> None:
+    """Mark the combinations of parameters that add no new value of one as ``long``."""
+    marked = (item for item in items if isinstance(item, pytest.Function))
+    for _, cases in groupby(marked, key=lambda item: (item.parent, item.originalname)):
+        combinations = [case for case in cases if case.get_closest_marker(OFTEN)]
+        chosen = set(each_value_once(combinations))
+        for case in combinations:
+            if case not in chosen:
+                case.add_marker(pytest.mark.long)
+
+
+def each_value_once(cases: list[pytest.Function]) -> Iterator[pytest.Function]:
+    """So few of `cases` that each value of every parameter is in one, and none far more often."""
+    values = {case: frozenset(_values(case)) for case in cases}
+    missing, used = frozenset[Value]().union(*values.values()), Counter[Value]()
+
+    def gain(case: pytest.Function) -> tuple[int, int]:
+        return len(values[case] & missing), -sum(used[value] for value in values[case])
+
+    while missing:
+        case = max(cases, key=gain)
+        missing -= values[case]
+        used.update(values[case])
+        yield case
+
+
+def _values(case: pytest.Function) -> Iterator[Value]:
+    given = case.callspec.params
+    for mark in case.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        yield tuple((name.strip(), id(given[name.strip()])) for name in names)
