@@ -246,6 +246,12 @@ questions in torch.compile, or code that asks whether torch functions are overri
         torch._C._dynamo.eval_frame: _FrameAction _FrameExecStrategy
     to have one graph for each shape and module
         torch._dynamo.config: patch recompile_limit accumulated_recompile_limit suppress_errors
+--mode fx, or programs see that they were traced: by finalizers, warnings, custom Functions
+    to run what would show as it is
+        torch._dynamo.variables.functions: SkipFunctionVariable.call_function
+        torch._dynamo.variables.misc: AutogradFunctionVariable.call_apply
+        torch._dynamo.variables.user_defined: UserDefinedClassVariable.call_function
+        torch._dynamo.side_effects: SideEffects.get_example_value
 --mode aten
 {_DISPATCH}
     to give ops to a mode at any depth

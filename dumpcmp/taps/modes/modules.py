@@ -45,6 +45,7 @@ from dumpcmp.taps.modes.function_mode import (
 )
 from dumpcmp.taps.modes.replicas import Parallels
 from dumpcmp.taps.modes.torch_conditions import overrides_as_uncaptured
+from dumpcmp.taps.modes.warning_places import warnings_as_uncaptured
 from dumpcmp.taps.recording.changed_inputs import GivenArguments, given_to, put_changed
 from dumpcmp.taps.recording.end_state import put_state
 from dumpcmp.taps.recording.gradients import Watches
@@ -176,6 +177,7 @@ class ModuleCapture:
             if self.mode is not None:
                 self._ends.enter_context(overrides_as_uncaptured(self.recorder.lacking))
                 self._ends.enter_context(handed_over_in_c())
+                self._ends.enter_context(warnings_as_uncaptured())
             self._ends.enter_context(self._compiling())
             if not self.traces and PrivateName(_BODIES, "").is_there:
                 self._ends.enter_context(patched(standing_in(_BODIES, self._with_gradients)))
