@@ -249,6 +249,7 @@ questions in torch.compile, or code that asks whether torch functions are overri
 --mode fx, or programs see that they were traced: by finalizers, warnings, custom Functions
     to run what would show as it is
         torch._dynamo.variables.functions: SkipFunctionVariable.call_function
+        torch._dynamo.symbolic_convert: InliningInstructionTranslator.check_inlineable
         torch._dynamo.variables.misc: AutogradFunctionVariable.call_apply
         torch._dynamo.variables.user_defined: UserDefinedClassVariable.call_function
         torch._dynamo.side_effects: SideEffects.get_example_value

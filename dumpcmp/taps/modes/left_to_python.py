@@ -13,6 +13,7 @@ from dumpcmp.pytorch.names import is_there, patched, standing_in
 from dumpcmp.taps.modes.warning_places import has_warned
 
 _SKIPPED = "torch._dynamo.variables.functions:SkipFunctionVariable.call_function"
+_INLINED = "torch._dynamo.symbolic_convert:InliningInstructionTranslator.check_inlineable"
 _APPLIED = "torch._dynamo.variables.misc:AutogradFunctionVariable.call_apply"
 _EXAMPLE = "torch._dynamo.side_effects:SideEffects.get_example_value"
 _MADE = "torch._dynamo.variables.user_defined:UserDefinedClassVariable.call_function"
@@ -47,6 +48,7 @@ class PythonOnly:
         """Stop dynamo while the block runs."""
         ours = {
             _SKIPPED: self._skipped,
+            _INLINED: self._inlined,
             _APPLIED: self._applied,
             _EXAMPLE: self._example,
             _MADE: self._made,
@@ -69,11 +71,19 @@ class PythonOnly:
 
     def _skipped(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_ours():
-            if unwrap(variable.value) is unwrap(warnings.warn):
-                self._stop(WARNINGS)
+            self._stop_if_warning(variable.value)
             if _is_setting(variable.value):
                 self._stop(SETTINGS)
         return original(variable, *args, **kwargs)
+
+    def _inlined(self, original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._is_ours():
+            self._stop_if_warning(getattr(function, "fn", None))
+        return original(function, *args, **kwargs)
+
+    def _stop_if_warning(self, function: Any) -> None:
+        if unwrap(function) is unwrap(warnings.warn):
+            self._stop(WARNINGS)
 
     def _applied(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_ours():
