@@ -150,7 +150,8 @@ def capturing(
     lacking = check_mode(mode, tap, dtype)
     here = world()
     run = {**facts_of(tap, mode, dtype), **(facts or {}), "keep": retention.words()}
-    run["effects"] = [one for one in Effect if here.size == 1 or not one.is_of_end]
+    kinds = [one for one in Effect if one is not Effect.DATA]  # which is told where it was seen
+    run["effects"] = [one for one in kinds if here.size == 1 or not one.is_of_end]
     spool = spooled(path, here.rank, here.size, overwrite=overwrite, limit=retention.spool_limit)
     if spool.url is not None and retention.compacts:
         raise SelectionError(
@@ -195,6 +196,7 @@ def _activated(now: Capture) -> Iterator[Capture]:
                 "seen": asdict(now.counts),
                 "remarks": remarks,
                 "shortcuts": sorted({*began, *shortcuts()}),
+                "effects": [*now.writer.run.get("effects", ()), *now.mode.more_effects()],
                 **now.mode.facts(),
             }
     for remark in remarks:

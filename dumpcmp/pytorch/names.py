@@ -213,6 +213,9 @@ every mode, or norms of gradients and scales of losses are not recorded
     to note what steers training
         torch.nn.utils.clip_grad: _clip_grads_with_norm_
         torch.amp.grad_scaler: GradScaler.update>_per_optimizer_states,found_inf_per_device
+every mode, or how far data loaders are is not recorded
+    to count the batches that they hand out
+        torch.utils.data.dataloader: _BaseDataLoaderIter.__init__>_num_yielded,_index_sampler,loader
 --backward
     to know a tensor by what made it
         torch.autograd.graph: Node._sequence_nr

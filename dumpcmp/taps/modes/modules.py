@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from dumpcmp.handlers import HOLD
+from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.selection import Level
 from dumpcmp.pytorch.module_trees import modules_of
@@ -127,6 +128,7 @@ class ModuleCapture:
         self.replays = Replays(recorder, self.watches, recorder.graph_budget, lambda: self.compiles)
         self._parallels = Parallels(recorder)
         self._collectives: CollectiveMode | None = None  # of a run on several ranks
+        self._num_ranks = 1
         self._training: Training | None = None  # while it runs, and after
         self._door: CallDoor | None = None
         self._num_bodies = 0  # calls of torch.cond and its like that were not recorded
@@ -149,6 +151,10 @@ class ModuleCapture:
     def facts(self) -> dict[str, Any]:
         """What run.json says of the run once it has ended, besides what all runs say."""
         return {**self.replays.facts(), **(self._training.facts if self._training else {})}
+
+    def more_effects(self) -> list[Effect]:
+        """The effects that were recorded of those that many runs have nothing to show of."""
+        return self._training.more_effects if self._training else []
 
     def finish(self) -> None:
         """Record what the run leaves behind, while the archive is still open.
@@ -186,7 +192,7 @@ class ModuleCapture:
             self._ends.enter_context(self._parallels.watched())
             if self.precision is not None:
                 self._ends.callback(self.precision.restore)
-            self._training = Training(self.recorder, callables.is_traced)
+            self._training = Training(self.recorder, callables.is_traced, self._num_ranks)
             self._ends.enter_context(self._training.watched())
             yield
 
@@ -197,6 +203,7 @@ class ModuleCapture:
             if here.size == 1 or not torch.distributed.is_available():
                 yield
                 return
+            self._num_ranks = here.size
             self.recorder.lacking += check_names("several ranks")
             from dumpcmp.taps.distributed.collectives import collectives
 

@@ -26,6 +26,7 @@ from dumpcmp.pytorch.names import (
     patched,
     standing_in,
 )
+from dumpcmp.taps.recording.data_position import DataPositions
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.returned import records_effects
 from dumpcmp.taps.recording.step import Step
@@ -40,12 +41,17 @@ _SCALE = "torch.amp.grad_scaler:GradScaler.update"
 class Training:
     """Hears of optimizers, clipped gradients and loss scales while a capture runs."""
 
-    def __init__(self, recorder: Recorder, is_traced: Callable[[], bool]) -> None:
+    def __init__(
+        self, recorder: Recorder, is_traced: Callable[[], bool], num_ranks: int = 1
+    ) -> None:
         self._recorder, self._is_traced = recorder, is_traced
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._numbers: dict[tuple[str, int], int] = {}  # of what steered a step so far
         self._before: dict[int, dict[str, Any]] = {}  # what optimizers that step now had kept
         self._began = _generators()
+        self._positions = DataPositions(num_ranks, self._put_positions)
+        self._positioned: tuple[str, int] | None = None  # the latest step that has them
+        self._has_data = False
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -57,7 +63,7 @@ class Training:
             register_optimizer_step_post_hook(self._stepped),
         )
         try:
-            with patched(*patches):
+            with patched(*patches), self._positions.watched():
                 yield
         finally:
             for handle in handles:
@@ -69,6 +75,11 @@ class Training:
         steps = (step for _, step in self._recorder.latest_steps())
         last = {step.model.name: step.model.num_steps - 1 for step in steps}
         return {"generators": self._began, "last_steps": last}
+
+    @property
+    def more_effects(self) -> list[Effect]:
+        """The effects that this run records, of those that many runs have nothing to show of."""
+        return [Effect.DATA] if self._has_data else []
 
     def put_end(self) -> None:
         """Record optimizers and generators as they are now."""
@@ -84,6 +95,21 @@ class Training:
                      if told["state"] != self._began.get(name, {}).get("state")}  # fmt: skip
             if drawn:
                 self._put(latest, Effect.GENERATORS, 0, {"object": "generators", "parts": drawn})
+        self._put_positions()
+
+    def _put_positions(self) -> None:
+        """Record how far loaders are with the step that ran last, once for each step."""
+        with HOLD, self._recorder.sparing(), DisableTorchFunction(), DisableTorchDispatch():
+            latest = self._latest()
+            if latest is None or not records_effects(latest):
+                return
+            place = latest.model.name, latest.number
+            if place == self._positioned or latest.number != latest.model.num_steps - 1:
+                return
+            self._positioned = place
+            for number, parts in self._positions.told():
+                self._has_data = True
+                self._put(latest, Effect.DATA, number, _Told("data loader", parts))
 
     def _steps(self, optimizer: Optimizer, *_: Any) -> None:
         """Before each step of any optimizer."""
