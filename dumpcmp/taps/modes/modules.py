@@ -157,12 +157,7 @@ class ModuleCapture:
         return self._training.more_effects if self._training else []
 
     def finish(self) -> None:
-        """Record what the run leaves behind, while the archive is still open.
-
-        What ranks keep of weights and of optimizers are shards that nothing tells the layout of.
-        """
-        if self._collectives is not None:
-            return
+        """Record what the run leaves behind, while the archive is still open."""
         put_state(self.recorder)
         if self._training is not None:
             self._training.put_end()
