@@ -150,7 +150,7 @@ def capturing(
     lacking = check_mode(mode, tap, dtype)
     here = world()
     run = {**facts_of(tap, mode, dtype), **(facts or {}), "keep": retention.words()}
-    run["effects"] = [one for one in Effect if one is not Effect.DATA]  # told where it was seen
+    run["effects"] = [one for one in Effect if one not in (Effect.DATA, Effect.OPTIMIZER)]
     spool = spooled(path, here.rank, here.size, overwrite=overwrite, limit=retention.spool_limit)
     if spool.url is not None and retention.compacts:
         raise SelectionError(

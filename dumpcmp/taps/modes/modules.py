@@ -153,7 +153,7 @@ class ModuleCapture:
         return {**self.replays.facts(), **(self._training.facts if self._training else {})}
 
     def more_effects(self) -> list[Effect]:
-        """The effects that were recorded of those that many runs have nothing to show of."""
+        """The effects that were recorded, of those that not every run can."""
         return self._training.more_effects if self._training else []
 
     def finish(self) -> None:
@@ -187,7 +187,9 @@ class ModuleCapture:
             self._ends.enter_context(self._parallels.watched())
             if self.precision is not None:
                 self._ends.callback(self.precision.restore)
-            self._training = Training(self.recorder, callables.is_traced, self._num_ranks)
+            self._training = Training(
+                self.recorder, callables.is_traced, self._num_ranks, self._is_on_all_ranks
+            )
             self._ends.enter_context(self._training.watched())
             yield
 
@@ -205,6 +207,13 @@ class ModuleCapture:
             seen = distributed.remembering(self.recorder.lacking, self.compiles)
             with seen, collectives(lambda: self._here.latest) as self._collectives:
                 yield
+
+    def _is_on_all_ranks(self, parameter: Tensor) -> bool:
+        """Whether each rank is known to have the parameter, or a shard of it."""
+        if self._num_ranks == 1:
+            return True
+        wrappers = () if self._door is None else tuple(self._door.parallel)
+        return distributed.is_on_all_ranks(parameter, wrappers, self._num_ranks)
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:
