@@ -154,11 +154,18 @@ class ModuleCapture:
 
     def more_effects(self) -> list[Effect]:
         """The effects that were recorded, of those that not every run can."""
-        return self._training.more_effects if self._training else []
+        training = self._training.more_effects if self._training else []
+        return [Effect.STATE, *training] if self._knows_state else training
+
+    @property
+    def _knows_state(self) -> bool:
+        """Whether weights after the last step are what steps record of them."""
+        return self._door is None or not distributed.keeps_flat(self._door.parallel)
 
     def finish(self) -> None:
         """Record what the run leaves behind, while the archive is still open."""
-        put_state(self.recorder)
+        if self._knows_state:
+            put_state(self.recorder)
         if self._training is not None:
             self._training.put_end()
 
