@@ -256,6 +256,7 @@ questions in torch.compile, or code that asks whether torch functions are overri
         torch._dynamo.variables.misc: AutogradFunctionVariable.call_apply
         torch._dynamo.variables.user_defined: UserDefinedClassVariable.call_function
         torch._dynamo.side_effects: SideEffects.get_example_value
+        torch._subclasses.fake_tensor: FakeTensorMode.cache_clear
 --mode aten
 {_DISPATCH}
     to give ops to a mode at any depth

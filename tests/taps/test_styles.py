@@ -21,6 +21,10 @@ STYLES = (
     "results: a container that holds itself",
     "exceptions: raised from a cause, in a hook",
     "running: a forward that yields",
+    "running: finalizers that call a model",
+    "autograd: a custom Function",
+    "warnings: of the program and of torch",
+    "recursion: a limit that the program sets",
 )
 
 

@@ -133,7 +133,6 @@ class GraphCapture(ModuleCapture):
     """
 
     traces = True
-    stands_for_eager = True  # the program is to run as if nothing traced it
 
     def __init__(self, recorder: Recorder, roots: Collection[nn.Module] = ()) -> None:
         super().__init__(recorder, roots)

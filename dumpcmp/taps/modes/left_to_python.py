@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from inspect import unwrap
 from typing import Any
 
-from dumpcmp.pytorch.names import is_there, patched, standing_in
+from dumpcmp.pytorch.names import is_there, patched, private, standing_in
 from dumpcmp.taps.modes.warning_places import has_warned
 
 _SKIPPED = "torch._dynamo.variables.functions:SkipFunctionVariable.call_function"
@@ -17,6 +17,8 @@ _INLINED = "torch._dynamo.symbolic_convert:InliningInstructionTranslator.check_i
 _APPLIED = "torch._dynamo.variables.misc:AutogradFunctionVariable.call_apply"
 _EXAMPLE = "torch._dynamo.side_effects:SideEffects.get_example_value"
 _MADE = "torch._dynamo.variables.user_defined:UserDefinedClassVariable.call_function"
+
+_FAKES = "torch._subclasses.fake_tensor:FakeTensorMode.cache_clear"
 
 FUNCTIONS = "custom autograd Functions, whose nodes would have another class"
 FINALIZERS = "objects with finalizers, which would run twice"
@@ -59,6 +61,8 @@ class PythonOnly:
     def stop_if_warned(self) -> None:
         """Stop where the code that was traced has warned."""
         if self._is_ours() and has_warned():
+            if is_there(_FAKES):  # what an op gave is known now, and would not warn again
+                private(_FAKES)()
             self._stop(WARNINGS)
 
     def remarks(self) -> list[str]:

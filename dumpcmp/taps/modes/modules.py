@@ -110,6 +110,7 @@ class ModuleCapture:
     """Captures steps on whatever thread they run: modules, and functions by `mode` inside them."""
 
     traces = False  # whether it has dynamo trace what it captures
+    stands_for_eager = True  # the program is to run as if nothing traced it
 
     def __init__(
         self,
@@ -185,6 +186,7 @@ class ModuleCapture:
             if self.mode is not None:
                 self._ends.enter_context(overrides_as_uncaptured(self.recorder.lacking))
                 self._ends.enter_context(handed_over_in_c())
+            if self.stands_for_eager:
                 self._ends.enter_context(warnings_as_uncaptured())
             self._ends.enter_context(self._compiling())
             if not self.traces and PrivateName(_BODIES, "").is_there:

@@ -10,10 +10,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
+from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
+from torch import nn
 
 from dumpcmp.pytorch.names import patched
 
@@ -22,7 +24,9 @@ _RESUMED = "torch_dynamo_resume_in_"  # names of the parts of a function behind 
 # Modules of torch that call us, or that we call to run the program.
 _AROUND_OURS = ("torch.overrides", "torch.fx.interpreter", "torch._dynamo.eval_frame")
 _TRACERS = ("_dynamo", "_guards", "_inductor", "_logging", "_subclasses", "_functorch", "fx")
-_INNERMOST = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)')
+_PLACES = re.compile(r'File "(.+)", line (\d+), in (.+)')
+_CALL = nn.Module.__call__.__code__  # which calls a module in two ways, the last as it is
+_PACKAGE = str(Path(__file__).parents[2])
 _AT_A_PLACE = (lambda placed, args, kwargs: placed(*args, **kwargs)).__code__
 
 
@@ -57,13 +61,35 @@ def warnings_as_uncaptured() -> Iterator[None]:
                 _tracing.has_warned |= not _is_tracer(caller)
                 return
             level = stacklevel + 1 + (_num_added(caller, stacklevel) if stacklevel > 1 else 0)
-            original(message, category, level, source, **more)
+            named = _frame_at(level)
+            if named is not None and named.f_code is _CALL and not more:
+                _warn_at_call(message, category, named, source)
+            else:
+                original(message, category, level, source, **more)
 
         warn._torchdynamo_disable = True  # type: ignore[attr-defined]
         return warn
 
     with patched((warnings, "warn", standing_in)):
         yield
+
+
+def _frame_at(level: int) -> FrameType | None:
+    """The frame that a warning of whoever calls this would name by `level`."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(level - 1):
+        frame = frame.f_back if frame is not None else None
+    return frame
+
+
+def _warn_at_call(message: Any, category: Any, named: FrameType, source: Any) -> None:
+    """Warn of what names the call of a module: at the line that calls it without a capture."""
+    kind = type(message) if isinstance(message, Warning) else category or UserWarning
+    line = max(line for *_, line in _CALL.co_lines() if line)
+    registry = named.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(
+        message, kind, _CALL.co_filename, line, _module_of(named), registry, source=source
+    )
 
 
 @contextmanager
@@ -157,10 +183,11 @@ def place_of(stack_trace: str | None) -> Callable[..., Any] | None:
 
     An op in C++ that warns names the line of the frame that called it.
     """
-    lines = _INNERMOST.findall(stack_trace or "")
-    if not lines:
+    lines = _PLACES.findall(stack_trace or "")
+    own = [place for place in lines if not place[0].startswith(_PACKAGE)]  # dynamo reads our mode
+    if not own:
         return None
-    file, line, name = lines[-1]
+    file, line, name = own[-1]
     code = _AT_A_PLACE.replace(co_filename=file, co_firstlineno=int(line), co_name=name)
     return FunctionType(code, _globals_of(file))
 
