@@ -86,9 +86,9 @@ def kept_states(
             continue
         if found is not None and found.laid is not None and found.laid.finding:
             none = WeightPast()
-            ours, theirs = golden.shares(key), target.shares(pair.target)
-            kept = _KeptPast(ours, none), _KeptPast(theirs, none)
-            states[pair] = KeptState(str(key.slot), *kept, is_divided=True)
+            ours = _KeptPast(golden.shares(key), none)
+            theirs = _KeptPast(target.shares(pair.target), none)
+            states[pair] = KeptState(str(key.slot), ours, theirs, is_divided=True)
             continue
         known = (courses.past_of((key.model, *one)) for one in parameters_kept(key))
         pasts = next((each for each in known if each is not None), None)
@@ -104,7 +104,11 @@ def _with_peers(states: dict[Pair, KeptState]) -> dict[Pair, KeptState]:
     peers: dict[str, KeptState] = {}
     for one in states.values():
         before = peers.get(one.word)
-        if not one.is_divided and one.nbytes <= _LARGE and (before is None or before.nbytes < one.nbytes):
+        if (
+            not one.is_divided
+            and one.nbytes <= _LARGE
+            and (before is None or before.nbytes < one.nbytes)
+        ):
             peers[one.word] = one
     return {
         pair: replace(one, peer=peers[one.word].golden if one.word in peers else None)

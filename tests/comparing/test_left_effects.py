@@ -368,6 +368,10 @@ def fed(path: Path, make: Callable[[], DataLoader[Tensor]], skips: int, first: i
     return path
 
 
+def _by_hand() -> Any:
+    return [torch.ones(2, 4)] * 4
+
+
 def _other_shard() -> DataLoader[Tensor]:
     loader = Stateful(Sameness(), batch_size=2)
     loader.said = "shard 1"
@@ -376,7 +380,9 @@ def _other_shard() -> DataLoader[Tensor]:
 
 Feeding = tuple[Callable[[], DataLoader[Tensor]], int, int]
 _loader: Callable[[], DataLoader[Tensor]] = partial(DataLoader, Sameness(), batch_size=2)
-_quiet: Callable[[], DataLoader[Tensor]] = partial(_loader, generator=torch.Generator())
+_quiet: Callable[[], DataLoader[Tensor]] = partial(
+    DataLoader, Sameness(), batch_size=2, generator=torch.Generator()
+)
 _rest: Callable[[], DataLoader[Tensor]] = partial(
     DataLoader, Subset(Sameness(), range(4, 10)), batch_size=2
 )
@@ -392,7 +398,7 @@ POSITIONS: dict[str, tuple[Feeding, Feeding, str]] = {
     ),
     "a state of its own": ((_stateful, 0, 0), (_stateful, 0, 0), ""),
     "another state": ((_stateful, 0, 0), (_other_shard, 0, 0), "data.state['shard'] is 'shard 0'"),
-    "no loader": ((_quiet, 0, 0), (partial(list, [torch.ones(2, 4)] * 4), 0, 0), ""),
+    "no loader": ((_quiet, 0, 0), (_by_hand, 0, 0), ""),
 }
 
 

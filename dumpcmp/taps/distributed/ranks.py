@@ -176,7 +176,7 @@ def is_on_all_ranks(
         return bool(mesh.size() == num_ranks)
     replicated = (
         one for one in wrappers if type(one).__name__ == _REPLICATING
-        and one.process_group.size() == num_ranks  # type: ignore[union-attr, operator]
+        and one.process_group.size() == num_ranks  # type: ignore[operator]
     )  # fmt: skip
     return any(parameter is own for one in replicated for own in one.parameters())
 
