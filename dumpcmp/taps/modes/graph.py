@@ -199,10 +199,11 @@ class GraphCapture(ModuleCapture):
     def _forget(self) -> None:
         """Let go of the models: dynamo keeps what it compiled by the code that it compiled."""
         codes = [compiled.__wrapped__.__code__ for compiled in self._compiled.values()]
-        for code in (*codes, *self._failed):
+        for code in (*codes, *self._failed, *self._python_only.codes):
             private("torch._dynamo.eval_frame:reset_code")(code)
         self._compiled.clear()
         self._failed.clear()
+        self._python_only.codes.clear()
 
     def _intercept(
         self,

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import unwrap
+from types import CodeType
 from typing import Any
 
 from dumpcmp.pytorch.names import is_there, patched, private, standing_in
@@ -44,6 +45,7 @@ class PythonOnly:
     def __init__(self, is_ours: Callable[[], bool]) -> None:
         self._is_ours = is_ours
         self.reasons: dict[str, None] = {}
+        self.codes: list[CodeType] = []  # that dynamo was told to leave alone
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -91,8 +93,16 @@ class PythonOnly:
 
     def _applied(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_ours():
+            self._leave_alone(variable.fn_cls.forward)
             self._stop(FUNCTIONS)
         return original(variable, *args, **kwargs)
+
+    def _leave_alone(self, function: Any) -> None:
+        """Have dynamo not look at a function when it is called, at whatever depth."""
+        code = getattr(function, "__code__", None)
+        if code is not None and code not in self.codes:
+            self.codes.append(code)
+            private("torch._dynamo.eval_frame:skip_code")(code)
 
     def _example(
         self, original: Any, effects: Any, base: Any, kind: Any, *args: Any, **kwargs: Any
