@@ -347,6 +347,28 @@ def test_a_wrong_backward_of_a_custom_op_is_named_by_its_reference() -> None:
     ]
 
 
+def test_a_custom_op_with_a_backward_is_named_as_the_program_names_it() -> None:
+    with check() as checkup:
+        Halved()(torch.randn(8, 64, requires_grad=True)).sum().backward()
+    rows = [row for row in checkup.rows if row.verdict is Verdict.INCONCLUSIVE]
+    assert {row.site.op.function for row in rows} == {"halved.default"}
+    assert 'dumpcmp.reference("dumpcmp_tests::halved")' in checkup.headline
+
+
+@torch.library.custom_op("dumpcmp_tests::halved", mutates_args=())
+def halved(x: Tensor) -> Tensor:
+    return torch.from_numpy(x.detach().numpy() / 2)  # a kernel of its own
+
+
+halved.register_autograd(lambda _, grad: grad / 2)
+
+
+class Halved(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = halved(x)
+        return found
+
+
 @torch.library.custom_op("dumpcmp_tests::half_square", mutates_args=())
 def half_square(x: Tensor) -> Tensor:
     return x * x / 2

@@ -162,7 +162,7 @@ def _custom_functions(
         def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
             run = partial(apply.__func__, cls)
             step = step_now()
-            if step is None or inside.calls is not None:
+            if step is None or inside.calls is not None or _is_of_op(cls):
                 return run(*args, **kwargs)
             return _run_custom(checkup, inside, step, cls, run, args, kwargs)
 
@@ -170,6 +170,11 @@ def _custom_functions(
 
     with patched((torch.autograd.Function, "apply", around)):
         yield
+
+
+def _is_of_op(cls: type) -> bool:
+    """Whether torch made this Function for the backward of a custom op, which is checked itself."""
+    return cls.__module__.startswith("torch._library.")
 
 
 def _run_custom(

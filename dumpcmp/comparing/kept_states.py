@@ -57,6 +57,7 @@ class KeptState:
     golden: _KeptPast
     target: _KeptPast
     peer: _KeptPast | None = None  # the same of another weight of golden's
+    is_divided: bool = False  # ranks that should keep the same do not, whatever it was made of
 
     @property
     def word(self) -> str:
@@ -83,6 +84,12 @@ def kept_states(
         found = found_of(pair)
         if found is not None and found.metrics is not None and found.metrics.equal:
             continue
+        if found is not None and found.laid is not None and found.laid.finding:
+            none = WeightPast()
+            ours = _KeptPast(golden.shares(key), none)
+            theirs = _KeptPast(target.shares(pair.target), none)
+            states[pair] = KeptState(str(key.slot), ours, theirs, is_divided=True)
+            continue
         known = (courses.past_of((key.model, *one)) for one in parameters_kept(key))
         pasts = next((each for each in known if each is not None), None)
         if pasts is not None:
@@ -97,7 +104,11 @@ def _with_peers(states: dict[Pair, KeptState]) -> dict[Pair, KeptState]:
     peers: dict[str, KeptState] = {}
     for one in states.values():
         before = peers.get(one.word)
-        if one.nbytes <= _LARGE and (before is None or before.nbytes < one.nbytes):
+        if (
+            not one.is_divided
+            and one.nbytes <= _LARGE
+            and (before is None or before.nbytes < one.nbytes)
+        ):
             peers[one.word] = one
     return {
         pair: replace(one, peer=peers[one.word].golden if one.word in peers else None)
@@ -121,6 +132,8 @@ def _replayed(states: Sequence[KeptState]) -> Iterator[Replay]:
 def _replay(state: KeptState) -> Replay:
     from dumpcmp.replay.kept_sums import CANNOT_SUM
 
+    if state.is_divided:
+        return Replay()  # how it lies tells which rank is wrong
     sides = state.golden, state.target
     if not all(side.gradients for side in sides):
         return Replay(unknown="no gradients are recorded of which an optimizer made it")

@@ -133,6 +133,9 @@ def _retention(keep: str | Retention, sample_rows: int | None) -> Retention:
     return kept if sample_rows is None else replace(kept, sample_rows=sample_rows)
 
 
+_TOLD_AT_THE_END = (Effect.STATE, Effect.OPTIMIZER, Effect.DATA)  # which not every run records
+
+
 @contextmanager
 def capturing(
     roots: Sequence[nn.Module],
@@ -150,7 +153,7 @@ def capturing(
     lacking = check_mode(mode, tap, dtype)
     here = world()
     run = {**facts_of(tap, mode, dtype), **(facts or {}), "keep": retention.words()}
-    run["effects"] = [one for one in Effect if here.size == 1 or not one.is_of_end]
+    run["effects"] = [one for one in Effect if one not in _TOLD_AT_THE_END]
     spool = spooled(path, here.rank, here.size, overwrite=overwrite, limit=retention.spool_limit)
     if spool.url is not None and retention.compacts:
         raise SelectionError(
@@ -195,6 +198,7 @@ def _activated(now: Capture) -> Iterator[Capture]:
                 "seen": asdict(now.counts),
                 "remarks": remarks,
                 "shortcuts": sorted({*began, *shortcuts()}),
+                "effects": [*now.writer.run.get("effects", ()), *now.mode.more_effects()],
                 **now.mode.facts(),
             }
     for remark in remarks:

@@ -30,6 +30,7 @@ class Effect(StrEnum):
     TRAINING = "training"
     OPTIMIZER = "optimizer"
     GENERATORS = "generators"
+    DATA = "data"
 
     @property
     def op(self) -> Op:
@@ -38,8 +39,8 @@ class Effect(StrEnum):
 
     @property
     def is_of_end(self) -> bool:
-        """Whether it is of the end of a run, and recorded of runs on one rank alone."""
-        return self in (Effect.STATE, Effect.OPTIMIZER, Effect.GENERATORS)
+        """Whether it is of the end of a run, or of no model: where a run has none, it is open."""
+        return self in (Effect.STATE, Effect.OPTIMIZER, Effect.GENERATORS, Effect.DATA)
 
 
 def effect_of(op: Op) -> Effect | None:
@@ -77,6 +78,8 @@ MEANINGS = {  # docs/format.md repeats these tables
     "parameter, by name",
     Effect.GENERATORS: "torch's generators that drew numbers: their seeds, and digests of their "
     "states at the end",
+    Effect.DATA: "how far a data loader was in its epoch when the step had run: the samples that "
+    "are left, and what a loader with a `state_dict` says",
 }
 WORDS = {
     "root": "a tensor, by the slot of the root's call that holds it",

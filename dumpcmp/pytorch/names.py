@@ -213,6 +213,9 @@ every mode, or norms of gradients and scales of losses are not recorded
     to note what steers training
         torch.nn.utils.clip_grad: _clip_grads_with_norm_
         torch.amp.grad_scaler: GradScaler.update>_per_optimizer_states,found_inf_per_device
+every mode, or how far data loaders are is not recorded
+    to count the batches that they hand out
+        torch.utils.data.dataloader: _BaseDataLoaderIter.__init__>_num_yielded,_index_sampler,loader
 --backward
     to know a tensor by what made it
         torch.autograd.graph: Node._sequence_nr
@@ -246,6 +249,14 @@ questions in torch.compile, or code that asks whether torch functions are overri
         torch._C._dynamo.eval_frame: _FrameAction _FrameExecStrategy
     to have one graph for each shape and module
         torch._dynamo.config: patch recompile_limit accumulated_recompile_limit suppress_errors
+--mode fx, or programs see that they were traced: by finalizers, warnings, custom Functions
+    to run what would show as it is
+        torch._dynamo.variables.functions: SkipFunctionVariable.call_function
+        torch._dynamo.symbolic_convert: InliningInstructionTranslator.check_inlineable
+        torch._dynamo.variables.misc: AutogradFunctionVariable.call_apply
+        torch._dynamo.variables.user_defined: UserDefinedClassVariable.call_function
+        torch._dynamo.side_effects: SideEffects.get_example_value
+        torch._subclasses.fake_tensor: FakeTensorMode.cache_clear
 --mode aten
 {_DISPATCH}
     to give ops to a mode at any depth

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset, dataloader
 
 import dumpcmp
 from dumpcmp import Archive, Outcome, Verdict
@@ -325,3 +327,93 @@ def test_nothing_of_the_capture_stays_behind(tmp_path: Path) -> None:
     trained(tmp_path / "a", scales=True)
     assert (clip_grad._clip_grads_with_norm_, torch.amp.GradScaler.update) == before
     assert dict(optimizer._global_optimizer_post_hooks) == hooks
+
+
+class Sameness(Dataset[Tensor]):
+    """Samples that are all the same: only the position tells which was read."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.ones(4)
+
+
+class Stateful(DataLoader[Tensor]):
+    """A loader that says where it is."""
+
+    said = "shard 0"
+
+    def state_dict(self) -> dict[str, str]:
+        return {"shard": self.said}
+
+
+def fed(path: Path, make: Callable[[], DataLoader[Tensor]], skips: int, first: int = 0) -> Path:
+    """Four steps, captured from `first` on; `skips` batches are read over before."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loader = make()
+    with ExitStack() as around:
+        for step in range(4):
+            if step == first:
+                around.enter_context(dumpcmp.capture(net, path, backward=True))
+                batches = iter(loader)
+                for _ in range(skips):
+                    next(batches)
+            batch = next(batches) if step >= first else torch.ones(2, 4)
+            noise = torch.randn(2, 4, generator=torch.Generator().manual_seed(step))
+            net(batch + noise).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return path
+
+
+def _by_hand() -> Any:
+    return [torch.ones(2, 4)] * 4
+
+
+def _other_shard() -> DataLoader[Tensor]:
+    loader = Stateful(Sameness(), batch_size=2)
+    loader.said = "shard 1"
+    return loader
+
+
+Feeding = tuple[Callable[[], DataLoader[Tensor]], int, int]
+_loader: Callable[[], DataLoader[Tensor]] = partial(DataLoader, Sameness(), batch_size=2)
+_quiet: Callable[[], DataLoader[Tensor]] = partial(
+    DataLoader, Sameness(), batch_size=2, generator=torch.Generator()
+)
+_rest: Callable[[], DataLoader[Tensor]] = partial(
+    DataLoader, Subset(Sameness(), range(4, 10)), batch_size=2
+)
+_stateful: Callable[[], DataLoader[Tensor]] = partial(Stateful, Sameness(), batch_size=2)
+POSITIONS: dict[str, tuple[Feeding, Feeding, str]] = {
+    "the same": ((_loader, 0, 0), (_loader, 0, 0), ""),
+    "read over": ((_loader, 0, 0), (_loader, 2, 2), ""),
+    "the rest": ((_loader, 0, 0), (_rest, 0, 2), ""),
+    "from the beginning again": (
+        (_loader, 0, 0),
+        (_loader, 0, 2),
+        "data at token 2: data.samples_left is 4 in golden, 8 in mine",
+    ),
+    "a state of its own": ((_stateful, 0, 0), (_stateful, 0, 0), ""),
+    "another state": ((_stateful, 0, 0), (_other_shard, 0, 0), "data.state['shard'] is 'shard 0'"),
+    "no loader": ((_quiet, 0, 0), (_by_hand, 0, 0), ""),
+}
+
+
+@pytest.mark.parametrize(("golden", "target", "said"), POSITIONS.values(), ids=POSITIONS)
+def test_a_loader_must_be_as_far(
+    golden: Feeding, target: Feeding, said: str, tmp_path: Path
+) -> None:
+    sides = [fed(tmp_path / str(n), *one) for n, one in enumerate((golden, target))]
+    outcome = dumpcmp.compare(*sides)
+    assert outcome.exit_code == (1 if said else 0), outcome.headline
+    assert said in outcome.word
+
+
+def test_loaders_are_as_they_were(tmp_path: Path) -> None:
+    before = dict(vars(dataloader._BaseDataLoaderIter))
+    fed(tmp_path / "d", _loader, 0)
+    assert dict(vars(dataloader._BaseDataLoaderIter)) == before

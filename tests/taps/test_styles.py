@@ -21,6 +21,10 @@ STYLES = (
     "modes: two of each",
     "exceptions: raised from a cause, in a hook",
     "running: a forward that yields",
+    "running: finalizers that call a model",
+    "autograd: a custom Function",
+    "warnings: of the program and of torch",
+    "recursion: a limit that the program sets",
 )
 AT_LENGTH = (
     "classes: a subclass of Tensor as input",

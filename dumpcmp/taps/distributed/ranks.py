@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -31,6 +31,7 @@ from dumpcmp.taps.distributed.dtensor import layout_of_spec, masked
 
 _MACHINERY = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")  # of torch.ops
 _ENGINE = "_engine_run_backward"  # of torch.autograd: below it are the nodes of a graph
+_REPLICATING, _FLATTENING = "DistributedDataParallel", "FullyShardedDataParallel"
 _TENSOR, _PIPELINING = "torch.distributed.tensor", "torch.distributed.pipelining"
 _BETWEEN = (
     *("dumpcmp.taps.", "torch.overrides", "torch._ops", "torch._utils", "torch.utils."),
@@ -161,9 +162,28 @@ def is_dtensor(tensor: object) -> bool:
 
 def is_parallel_wrapper(module: torch.nn.Module) -> bool:
     """Whether `module` only wraps another for data parallelism, and has no op of its own."""
-    return type(module).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel") and (
+    return type(module).__name__ in (_REPLICATING, _FLATTENING) and (
         type(module).__module__.startswith("torch.")
     )
+
+
+def is_on_all_ranks(
+    parameter: torch.Tensor, wrappers: Iterable[torch.nn.Module], num_ranks: int
+) -> bool:
+    """Whether each rank has `parameter` or a shard of it: as a DTensor, or as a replica of DDP."""
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is not None:
+        return bool(mesh.size() == num_ranks)
+    replicated = (
+        one for one in wrappers if type(one).__name__ == _REPLICATING
+        and one.process_group.size() == num_ranks  # type: ignore[operator]
+    )  # fmt: skip
+    return any(parameter is own for one in replicated for own in one.parameters())
+
+
+def keeps_flat(wrappers: Iterable[torch.nn.Module]) -> bool:
+    """Whether ranks have flat shards of parameters between steps, and not what a step records."""
+    return any(type(one).__name__ == _FLATTENING for one in wrappers)
 
 
 def is_machinery(func: Any) -> bool:

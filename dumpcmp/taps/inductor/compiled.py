@@ -33,6 +33,7 @@ class CompiledCapture(ModuleCapture):
     """
 
     traces = True
+    stands_for_eager = False
 
     def __init__(self, recorder: Recorder, roots: Collection[nn.Module] = (), **way: Any) -> None:
         super().__init__(recorder, roots, mode=TracedFunctionMode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +31,7 @@ class CallDoor:
     def __init__(self, intercept: Intercept) -> None:
         self.intercept = intercept
         self.num_traced = 0  # calls while the program traced itself
+        self.parallel: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # wrappers that were called
 
     def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
         if torch.compiler.is_dynamo_compiling():  # dynamo traces the program as if it were closed
@@ -44,7 +46,10 @@ class CallDoor:
     def plan(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunPlan:
         """What a call of `module` is to run: what it would, or that with our work around it."""
         run = module.__dict__.get(_ATTRIBUTE) or module._call_impl
-        if callables.is_traced() or distributed.is_parallel_wrapper(module):
+        if distributed.is_parallel_wrapper(module):
+            self.parallel.add(module)
+            return run, args, kwargs, None
+        if callables.is_traced():
             return run, args, kwargs, None
         if callables.traces_itself():
             self.num_traced += 1

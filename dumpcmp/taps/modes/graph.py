@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from inspect import iscoroutinefunction, isgeneratorfunction
@@ -22,6 +21,7 @@ from dumpcmp.taps.modes import callables
 from dumpcmp.taps.modes.around import Around, RunPlan, carried_out, deeper, hide, show, work
 from dumpcmp.taps.modes.call_door import CallDoor
 from dumpcmp.taps.modes.function_mode import FunctionMode
+from dumpcmp.taps.modes.left_to_python import PythonOnly
 from dumpcmp.taps.modes.modules import ModuleCapture, pointed_at
 from dumpcmp.taps.modes.torch_conditions import (
     has_other_modes,
@@ -29,6 +29,7 @@ from dumpcmp.taps.modes.torch_conditions import (
     tracing_as_uncaptured,
 )
 from dumpcmp.taps.modes.traced import NodeHome, Spots, homes_of, runs_body
+from dumpcmp.taps.modes.warning_places import place_of, traced_in_silence
 from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.models import Model, Scope
 from dumpcmp.taps.recording.recorder import Recorder
@@ -132,13 +133,13 @@ class GraphCapture(ModuleCapture):
     """
 
     traces = True
-    stands_for_eager = True  # the program is to run as if nothing traced it
 
     def __init__(self, recorder: Recorder, roots: Collection[nn.Module] = ()) -> None:
         super().__init__(recorder, roots)
         self._compiled: dict[int, Any] = {}
         self._compiled_by_program: set[int] = set()  # root modules
         self._failed: list[CodeType] = []  # of frames that dynamo cannot trace
+        self._python_only = PythonOnly(self._traces_for_us)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -157,11 +158,15 @@ class GraphCapture(ModuleCapture):
             tracing_undisturbed(),
             tracing_as_uncaptured(self._traces_for_us),
             patched(standing_in(_CONVERT, self._converted)),
+            self._python_only.watched(),
         ):
             try:
                 yield
             finally:
                 self._forget()
+
+    def remarks(self) -> list[str]:
+        return [*super().remarks(), *self._python_only.remarks()]
 
     def _traces_for_us(self) -> bool:
         """Whether this thread traces what would not be traced without a capture."""
@@ -180,7 +185,7 @@ class GraphCapture(ModuleCapture):
         try:
             with (
                 nullcontext() if mode is None else mode.in_python(),
-                _unwarned() if self._traces_for_us() else nullcontext(),
+                traced_in_silence() if self._traces_for_us() else nullcontext(),
             ):
                 return convert(*args, **kwargs)
         except Exception as error:
@@ -194,10 +199,11 @@ class GraphCapture(ModuleCapture):
     def _forget(self) -> None:
         """Let go of the models: dynamo keeps what it compiled by the code that it compiled."""
         codes = [compiled.__wrapped__.__code__ for compiled in self._compiled.values()]
-        for code in (*codes, *self._failed):
+        for code in (*codes, *self._failed, *self._python_only.codes):
             private("torch._dynamo.eval_frame:reset_code")(code)
         self._compiled.clear()
         self._failed.clear()
+        self._python_only.codes.clear()
 
     def _intercept(
         self,
@@ -238,6 +244,7 @@ class GraphCapture(ModuleCapture):
 
     def backend(self, graph: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:  # noqa: ARG002
         """The torch.compile backend: what it returns runs `graph` and records it."""
+        self._python_only.stop_if_warned()
         step = self.step
         if step is None:
             return graph.forward
@@ -258,14 +265,6 @@ def _types_of(module: nn.Module, args: Any, kwargs: Any) -> set[type]:
     given = {type(tensor) for _, tensor in slots_of("", (args, kwargs))}
     inside = (each for m in modules_of(module) for each in (m._parameters, m._buffers))
     return given | {type(tensor) for table in inside for tensor in table.values()}
-
-
-@contextmanager
-def _unwarned() -> Iterator[None]:
-    """Let dynamo warn of nothing: without a capture it would not be there."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"torch\._dynamo\b")
-        yield
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -306,8 +305,10 @@ class NodeRunner(fx.Interpreter):
         self.mode = mode  # is pointed at each step, since a function's graph has several
         self.spots = Spots(step)
         self.extra_traceback = False
+        self.place: Callable[..., Any] | None = None  # of the node that runs
 
     def run_node(self, n: fx.Node) -> Any:
+        self.place = place_of(n.meta.get("stack_trace"))
         home = self.homes.get(n)
         if home is None or n.op not in ("call_function", "call_method", "call_module"):
             return super().run_node(n)
@@ -328,7 +329,15 @@ class NodeRunner(fx.Interpreter):
             inner = NodeRunner(args[0], homes_of(args[0], step.model, base.path), step, self.mode)
             inner.spots = self.spots
             return inner.run(*args[1:])
-        return super().call_function(target, args, kwargs)
+        return self._placed(target, args, kwargs)
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        tensor, *rest = args
+        return self._placed(getattr(tensor, target), tuple(rest), kwargs)
+
+    def _placed(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function from the program's line."""
+        return self.place(function, args, kwargs) if self.place else function(*args, **kwargs)
 
 
 class _Outermost(threading.local):

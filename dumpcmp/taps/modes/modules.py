@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from dumpcmp.handlers import HOLD
+from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.selection import Level
 from dumpcmp.pytorch.module_trees import modules_of
@@ -45,6 +46,7 @@ from dumpcmp.taps.modes.function_mode import (
 )
 from dumpcmp.taps.modes.replicas import Parallels
 from dumpcmp.taps.modes.torch_conditions import overrides_as_uncaptured
+from dumpcmp.taps.modes.warning_places import warnings_as_uncaptured
 from dumpcmp.taps.recording.changed_inputs import GivenArguments, given_to, put_changed
 from dumpcmp.taps.recording.end_state import put_state
 from dumpcmp.taps.recording.gradients import Watches
@@ -108,6 +110,7 @@ class ModuleCapture:
     """Captures steps on whatever thread they run: modules, and functions by `mode` inside them."""
 
     traces = False  # whether it has dynamo trace what it captures
+    stands_for_eager = True  # the program is to run as if nothing traced it
 
     def __init__(
         self,
@@ -126,6 +129,7 @@ class ModuleCapture:
         self.replays = Replays(recorder, self.watches, recorder.graph_budget, lambda: self.compiles)
         self._parallels = Parallels(recorder)
         self._collectives: CollectiveMode | None = None  # of a run on several ranks
+        self._num_ranks = 1
         self._training: Training | None = None  # while it runs, and after
         self._door: CallDoor | None = None
         self._num_bodies = 0  # calls of torch.cond and its like that were not recorded
@@ -149,14 +153,20 @@ class ModuleCapture:
         """What run.json says of the run once it has ended, besides what all runs say."""
         return {**self.replays.facts(), **(self._training.facts if self._training else {})}
 
-    def finish(self) -> None:
-        """Record what the run leaves behind, while the archive is still open.
+    def more_effects(self) -> list[Effect]:
+        """The effects that were recorded, of those that not every run can."""
+        training = self._training.more_effects if self._training else []
+        return [Effect.STATE, *training] if self._knows_state else training
 
-        What ranks keep of weights and of optimizers are shards that nothing tells the layout of.
-        """
-        if self._collectives is not None:
-            return
-        put_state(self.recorder)
+    @property
+    def _knows_state(self) -> bool:
+        """Whether weights after the last step are what steps record of them."""
+        return self._door is None or not distributed.keeps_flat(self._door.parallel)
+
+    def finish(self) -> None:
+        """Record what the run leaves behind, while the archive is still open."""
+        if self._knows_state:
+            put_state(self.recorder)
         if self._training is not None:
             self._training.put_end()
 
@@ -176,6 +186,8 @@ class ModuleCapture:
             if self.mode is not None:
                 self._ends.enter_context(overrides_as_uncaptured(self.recorder.lacking))
                 self._ends.enter_context(handed_over_in_c())
+            if self.stands_for_eager:
+                self._ends.enter_context(warnings_as_uncaptured())
             self._ends.enter_context(self._compiling())
             if not self.traces and PrivateName(_BODIES, "").is_there:
                 self._ends.enter_context(patched(standing_in(_BODIES, self._with_gradients)))
@@ -184,7 +196,9 @@ class ModuleCapture:
             self._ends.enter_context(self._parallels.watched())
             if self.precision is not None:
                 self._ends.callback(self.precision.restore)
-            self._training = Training(self.recorder, callables.is_traced)
+            self._training = Training(
+                self.recorder, callables.is_traced, self._num_ranks, self._is_on_all_ranks
+            )
             self._ends.enter_context(self._training.watched())
             yield
 
@@ -195,12 +209,20 @@ class ModuleCapture:
             if here.size == 1 or not torch.distributed.is_available():
                 yield
                 return
+            self._num_ranks = here.size
             self.recorder.lacking += check_names("several ranks")
             from dumpcmp.taps.distributed.collectives import collectives
 
             seen = distributed.remembering(self.recorder.lacking, self.compiles)
             with seen, collectives(lambda: self._here.latest) as self._collectives:
                 yield
+
+    def _is_on_all_ranks(self, parameter: Tensor) -> bool:
+        """Whether each rank is known to have the parameter, or a shard of it."""
+        if self._num_ranks == 1:
+            return True
+        wrappers = () if self._door is None else tuple(self._door.parallel)
+        return distributed.is_on_all_ranks(parameter, wrappers, self._num_ranks)
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:

@@ -16,10 +16,10 @@ typedef PyObject *(*Vectorcall)(PyObject *, PyObject *const *, size_t, PyObject 
 
 #define LOOKED_AT 48
 
-/* Where the state of a thread has what is left to it of the limit, and the limit, counted in ints;
-   -1 where that is not known. Python can set the limit of all threads at once alone: another one
+/* Where the state of a thread has what is left to it of the limit, counted in ints; -1 where that is
+   not known. Python can set the limit of all threads at once alone: another one
    would then be deeper than it may be when the limit is lowered again, which ends the process. */
-static int left_at = -1, limit_at = -1;
+static int left_at = -1;
 
 /* Find out by setting the limit: these two numbers change with it, and no others. */
 static void find_limits(void)
@@ -37,20 +37,18 @@ static void find_limits(void)
                 left = i;
         }
     Py_SetRecursionLimit(limit);
-    if (count == 2 && left >= 0 && whole >= 0) {
+    if (count == 2 && left >= 0 && whole >= 0)
         left_at = left;
-        limit_at = whole;
-    }
 }
 
-/* Raise the limit of recursion of this thread: the capture's own work may begin at any depth. */
+/* Raise the limit of recursion of this thread: the capture's own work may begin at any depth. A limit
+   that the program sets meanwhile is raised by as much, since Python keeps the difference. */
 static void deepen(int by)
 {
     if (left_at < 0)
         return;
     int *state = (int *)PyThreadState_Get();
     state[left_at] += by;
-    state[limit_at] += by;
 }
 
 static PyObject *set_frame_callback; /* dynamo's, once it is there: what looks at each new frame */

@@ -26,6 +26,7 @@ from dumpcmp.pytorch.names import (
     patched,
     standing_in,
 )
+from dumpcmp.taps.recording.data_position import DataPositions
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.returned import records_effects
 from dumpcmp.taps.recording.step import Step
@@ -40,12 +41,24 @@ _SCALE = "torch.amp.grad_scaler:GradScaler.update"
 class Training:
     """Hears of optimizers, clipped gradients and loss scales while a capture runs."""
 
-    def __init__(self, recorder: Recorder, is_traced: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        is_traced: Callable[[], bool],
+        num_ranks: int = 1,
+        is_on_all_ranks: Callable[[Tensor], bool] = lambda _: True,
+    ) -> None:
         self._recorder, self._is_traced = recorder, is_traced
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._numbers: dict[tuple[str, int], int] = {}  # of what steered a step so far
         self._before: dict[int, dict[str, Any]] = {}  # what optimizers that step now had kept
         self._began = _generators()
+        self._num_ranks = num_ranks
+        self._positions = DataPositions(num_ranks, self._put_positions)
+        self._positioned: tuple[str, int] | None = None  # the latest step that has them
+        self._is_on_all_ranks = is_on_all_ranks
+        self._has_data = False
+        self._has_optimizers = True
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -57,7 +70,7 @@ class Training:
             register_optimizer_step_post_hook(self._stepped),
         )
         try:
-            with patched(*patches):
+            with patched(*patches), self._positions.watched():
                 yield
         finally:
             for handle in handles:
@@ -70,20 +83,56 @@ class Training:
         last = {step.model.name: step.model.num_steps - 1 for step in steps}
         return {"generators": self._began, "last_steps": last}
 
+    @property
+    def more_effects(self) -> list[Effect]:
+        """The effects that this run records, of those that not every run can."""
+        found = [Effect.DATA] if self._has_data else []
+        return [*found, Effect.OPTIMIZER] if self._has_optimizers else found
+
     def put_end(self) -> None:
         """Record optimizers and generators as they are now."""
         with HOLD, self._recorder.sparing(), DisableTorchFunction(), DisableTorchDispatch():
             latest = self._latest()
             if latest is None or not records_effects(latest):
                 return
-            known = (ref() for ref in self._optimizers)
-            for number, optimizer in enumerate(one for one in known if one is not None):
+            known = [one for ref in self._optimizers if (one := ref()) is not None]
+            self._has_optimizers = all(map(self._is_whole, known))
+            for number, optimizer in enumerate(known if self._has_optimizers else ()):
                 step = self._step_of(optimizer) or latest
                 self._put(step, Effect.OPTIMIZER, number, _optimizer(optimizer, self._names()))
             drawn = {name: {"dict": told} for name, told in _generators().items()
                      if told["state"] != self._began.get(name, {}).get("state")}  # fmt: skip
             if drawn:
                 self._put(latest, Effect.GENERATORS, 0, {"object": "generators", "parts": drawn})
+        self._put_positions()
+
+    def _is_whole(self, optimizer: Optimizer) -> bool:
+        """Whether each rank has it for all parameters of its model.
+
+        Where ranks share them out, by pipelines or by sharding what optimizers keep, no rank
+        tells what the others have.
+        """
+        own = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        if not all(map(self._is_on_all_ranks, own.values())):
+            return False
+        roots = [root for root, _ in self._recorder.latest_steps()]
+        mine = [root for root in roots if any(id(p) in own for p in root.parameters())]
+        trained = (p for root in mine for p in root.parameters() if p.requires_grad)
+        return self._num_ranks == 1 or all(id(p) in own for p in trained)
+
+    def _put_positions(self) -> None:
+        """Record how far loaders are with the step that ran last, once for each step."""
+        with HOLD, self._recorder.sparing(), DisableTorchFunction(), DisableTorchDispatch():
+            latest = self._latest()
+            if latest is None or not records_effects(latest):
+                return
+            place = latest.model.name, latest.number
+            if place == self._positioned or latest.number != latest.model.num_steps - 1:
+                return
+            self._positioned = place
+            for number, parts in self._positions.told():
+                self._has_data = True
+                self._put(latest, Effect.DATA, number, _Told("data loader", parts))
 
     def _steps(self, optimizer: Optimizer, *_: Any) -> None:
         """Before each step of any optimizer."""
