@@ -163,7 +163,7 @@ def _is_shown(row: Row, proof: Proof, golden: Side, target: Side) -> bool:
     ):
         if key is None:
             continue
-        values = {ValueId(each.rank, each.same_as or key) for each in side.listing.values[key]}
+        values = {ValueId(each.rank, key) for each in side.listing.values[key]}
         if values.isdisjoint(proof.shown[name]) or values - proof.shown[name] - proof.idle[name]:
             return False
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -48,10 +48,7 @@ def with_copies(archive: Archive, program: Program, across: bool = True) -> Prog
     nodes = list(_copies(archive, program, across))
     if not nodes:
         return program
-    return Program(
-        program.model, program.step, [*program.nodes, *nodes], program.records, program.effects,
-        program.gradients,
-    )  # fmt: skip
+    return replace(program, nodes=[*program.nodes, *nodes])
 
 
 def _copies(archive: Archive, program: Program, across: bool) -> Iterator[Node]:

@@ -93,10 +93,7 @@ def with_gradients(program: Program) -> Program:
         return program
     effects = [*program.effects, *_gradient_effects(program)]
     nodes = [*program.nodes, *(node for _, node in made)]
-    return Program(
-        program.model, program.step, nodes, program.records, effects, program.gradients,
-        program.unlinked,
-    )  # fmt: skip
+    return replace(program, nodes=nodes, effects=effects)
 
 
 def _gradient_effects(program: Program) -> Iterator[StepEffect]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from dumpcmp.shadows.graph_links import is_stored, kernel_of
 from dumpcmp.shadows.program import Node, Program, RatedOperation, ValueId
 from dumpcmp.shadows.quantities import tensor_of
 
+Moving = Callable[[torch.Size], Tensor]  # how far each element goes, of how far it may
 _TRIALS = 3
 _SLOT = "output.0"
 ReadValue = Callable[[ValueId], Tensor]
@@ -225,8 +226,10 @@ class RegionCheck:
 
     @cached_property
     def _trials(self) -> list[dict[ValueId, Tensor]]:
+        """At random, and all to one side: what a mean was rounded by, all of its takers have."""
         draws = [torch.Generator().manual_seed(number + 1) for number in range(_TRIALS)]
-        return [self._run(draw) for draw in draws]
+        moves: list[Moving] = [*(partial(_at_random, draw) for draw in draws), torch.ones]
+        return [self._run(move) for move in moves]
 
     def _rounded(self, value: ValueId) -> Tensor:
         """A value in the dtype that the run had it in."""
@@ -235,12 +238,12 @@ class RegionCheck:
         wide, name = self._wide[value], self.program.records[value].dtype
         return wide.to(getattr(torch, name)) if hasattr(torch, name) else wide
 
-    def _run(self, draw: torch.Generator | None) -> dict[ValueId, Tensor]:
-        """Run the region in float64; with each op disturbed, where there is something to `draw`."""
+    def _run(self, move: Moving | None) -> dict[ValueId, Tensor]:
+        """Run the region in float64; with each op disturbed, where there is a way to `move` it."""
         made = {value: tensor_of(tensor) for value, tensor in self._edges.items()}
-        if draw is not None:
+        if move is not None:
             for value in self.region.recomputed:
-                made[value] = _disturbed(made[value], self._grain(value), draw)
+                made[value] = _disturbed(made[value], self._grain(value), move)
         for node in self.region.nodes:
             given = {slot: made[value] for slot, value in node.takes.items()}
             outputs = _run_node(node, given)
@@ -248,8 +251,8 @@ class RegionCheck:
                 if slot not in outputs:
                     raise DumpcmpError(f"the replay of {node} gives no {slot}")
                 made[value] = outputs[slot]
-                if draw is not None:
-                    made[value] = _disturbed(outputs[slot], self._grain(value, node, slot), draw)
+                if move is not None:
+                    made[value] = _disturbed(outputs[slot], self._grain(value, node, slot), move)
         return made
 
     def _grain(self, value: ValueId, node: Node | None = None, slot: str = "") -> Tensor | float:
@@ -278,11 +281,14 @@ class RegionCheck:
         return len({name for name in dtypes if name in DTYPES and DTYPES[name].eps}) > 1
 
 
-def _disturbed(tensor: Tensor, grain: Tensor | float, draw: torch.Generator) -> Tensor:
+def _at_random(draw: torch.Generator, shape: torch.Size) -> Tensor:
+    return torch.rand(shape, generator=draw, dtype=torch.float64) * 2 - 1
+
+
+def _disturbed(tensor: Tensor, grain: Tensor | float, move: Moving) -> Tensor:
     if not tensor.is_floating_point() or isinstance(grain, float):
         return tensor
-    moved = torch.rand(tensor.shape, generator=draw, dtype=torch.float64) * 2 - 1
-    return tensor + torch.where(torch.isfinite(grain), grain, 0.0) * moved
+    return tensor + torch.where(torch.isfinite(grain), grain, 0.0) * move(tensor.shape)
 
 
 def _run_node(node: Node, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -83,6 +83,7 @@ class Program:
     records: Mapping[ValueId, Record]  # of each value, where it was recorded first
     effects: Sequence[StepEffect]
     gradients: Mapping[ValueId, ValueId] = field(default_factory=dict)  # of modules' values
+    places: Mapping[ValueId, ValueId] = field(default_factory=dict)  # each slot, and its value
     unlinked: str = ""  # why it is not known what its calls took, if it is not
     producers: Mapping[ValueId, Node] = field(init=False)
     consumers: Mapping[ValueId, Sequence[Node]] = field(init=False)
@@ -137,6 +138,7 @@ def read_ranks(archive: Archive, model: str, step: int) -> Iterator[Program]:
             of_rank.records(),
             list(of_rank.effects()),
             dict(of_rank.gradients()),
+            {ValueId(held.rank, key): of_rank.value(key) for key in listed},
             without_graphs(calls, effect_calls),
         )
 

@@ -225,7 +225,7 @@ class StepProof:
                 continue
             apart = distance(pair, golden, target, self.before, noise)
             if is_late(pair, self.step) and apart.is_rounding:
-                self.proof.num_bridges += 1
+                self.proof.num_bridges += pair.target.key.slot.is_weight
                 continue
             if may_be_rounded(pair, self.step) or apart.found <= SLIGHT:
                 reason = (
@@ -387,11 +387,12 @@ class _ProofPlace(NamedTuple):
 
 
 def _used(shadow: Shadow) -> set[ValueId]:
-    """The values that an effect depends on."""
+    """The values that an effect depends on, at each place where they were recorded."""
     program = shadow.program
     shown = [effect.value for effect in program.effects]
     nodes = program.behind(shown)
-    return {value for node in nodes for value in node.takes.values()} | set(shown)
+    used = {value for node in nodes for value in node.takes.values()} | set(shown)
+    return used | {place for place, value in program.places.items() if value in used}
 
 
 @dataclass(eq=False)
@@ -439,4 +440,5 @@ def _idle(shadow: Shadow) -> set[ValueId]:
     """What nothing that was recorded was computed from, and what is no effect."""
     program = shadow.program
     effects = {effect.value for effect in program.effects}
-    return program.producers.keys() - program.consumers.keys() - effects
+    idle = program.producers.keys() - program.consumers.keys() - effects
+    return idle | {place for place, value in program.places.items() if value in idle}

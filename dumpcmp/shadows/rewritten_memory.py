@@ -8,7 +8,7 @@ elements that were read later are those that were there before and those that we
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
@@ -132,10 +132,7 @@ def with_writes(archive: Archive, program: Program) -> Program:
     nodes = list(closing.nodes())
     if len(nodes) == len(program.nodes):
         return program
-    return Program(
-        program.model, program.step, nodes, program.records, program.effects, program.gradients,
-        program.unlinked,
-    )  # fmt: skip
+    return replace(program, nodes=nodes)
 
 
 @dataclass(eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -143,12 +143,12 @@ def read_program(archive: Archive, model: str, step: int) -> Program:
     nodes = [node for rank in ranks for node in rank.nodes]
     effects: list[StepEffect] = [effect for rank in ranks for effect in rank.effects]
     gradients = {value: each for rank in ranks for value, each in rank.gradients.items()}
+    places = {place: value for rank in ranks for place, value in rank.places.items()}
     unlinked = next((rank.unlinked for rank in ranks if rank.unlinked), "")
-    joined = _Joining(Program(model, step, nodes, records, effects, gradients)).nodes()
-    program = Program(model, step, joined, records, effects, gradients)
+    apart = Program(model, step, nodes, records, effects, gradients, places, unlinked)
+    program = replace(apart, nodes=_Joining(apart).nodes())
     for across in (True, False):
         if found := _ordered(with_copies(archive, program, across)):
-            found.unlinked = unlinked
             return found
     raise DumpcmpError(f"what the ranks gave each other at step {step} runs in circles")
 
@@ -158,9 +158,7 @@ def _ordered(program: Program) -> Program | None:
     nodes = list(_in_order(program.nodes))
     if len(nodes) < len(program.nodes):
         return None
-    return Program(
-        program.model, program.step, nodes, program.records, program.effects, program.gradients
-    )
+    return replace(program, nodes=nodes)
 
 
 @dataclass(eq=False)

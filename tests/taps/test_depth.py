@@ -145,7 +145,6 @@ def captured(run: Callable[[], Any], path: Path, **options: Any) -> Any:
 @built
 @by_mode
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.filterwarnings("ignore:not traced, but recorded as in eager mode")
 def test_modules_nest_as_deeply(step: str, mode: str, tmp_path: Path) -> None:
     def run() -> int:
         return nested(STEPS[step])

@@ -165,8 +165,8 @@ class GraphCapture(ModuleCapture):
             finally:
                 self._forget()
 
-    def remarks(self) -> list[str]:
-        return [*super().remarks(), *self._python_only.remarks()]
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), **self._python_only.facts()}
 
     def _traces_for_us(self) -> bool:
         """Whether this thread traces what would not be traced without a capture."""

@@ -67,9 +67,9 @@ class PythonOnly:
                 private(_FAKES)()
             self._stop(WARNINGS)
 
-    def remarks(self) -> list[str]:
-        """What ran as it is."""
-        return [f"not traced, but recorded as in eager mode: {why}" for why in self.reasons]
+    def facts(self) -> dict[str, list[str]]:
+        """What ran as it is, and is recorded as in eager mode."""
+        return {"not_traced": list(self.reasons)} if self.reasons else {}
 
     def _stop(self, why: str) -> None:
         self.reasons[why] = None
