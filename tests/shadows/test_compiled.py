@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 import dumpcmp
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.value import to_torch
+from dumpcmp.shadows import graph_links
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.graph_links import INSIDE, is_stored, kernel_of, without_graphs
 from dumpcmp.shadows.kernel_regions import check_regions, is_compiled
@@ -169,3 +170,37 @@ def test_a_compiled_run_that_does_not_tell_of_its_graphs_is_unknown(made: Made) 
     assert "dump it again" in without_graphs(held.calls(), ())
     (eager,) = Archive(made("eager")).rank_steps(archive.models[0], 0)
     assert not without_graphs(eager.calls(), ())
+
+
+def test_so_it_is_not_the_same_by_its_outputs_either(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_links, "read_runs", lambda effects: iter(()))
+    proof = prove(made("eager"), made("compiled"))
+    assert proof.answer is ProofAnswer.UNKNOWN, str(proof)
+    assert proof.first is not None and "dump it again" in proof.first.reason
+
+
+class Normed(nn.Module):
+    """A bias before a batch norm: its gradient is nothing but rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.last = nn.Conv2d(8, 8, 3, padding=1, groups=4), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm(self.first(x)))
+        y = F.adaptive_avg_pool2d(y + self.second(y), 1)
+        return self.last(y.flatten(1))  # type: ignore[no-any-return]
+
+
+def test_a_gradient_that_is_nothing_but_rounding_is_right(tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    for mode in ("eager", "compiled"):
+        model = Normed()
+        with dumpcmp.capture(model, tmp_path / mode, mode=mode, backward=True):
+            model(x).square().sum().backward()
+    outcome = dumpcmp.compare(tmp_path / "eager", tmp_path / "compiled")
+    assert outcome.exit_code == 0, outcome.word
