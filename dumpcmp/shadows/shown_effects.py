@@ -32,7 +32,7 @@ class ShownEffect:
 
 
 _TERMS = "what the ranks return are terms of {}, and nothing that was recorded adds them up"
-_REORDERED = "the ranks return the parts of {} in another order than theirs"
+_REORDERED = "the ranks return all parts of {}, but not in the order of ranks"
 EffectPair = tuple[ShownEffect, ShownEffect]  # golden's, and the target's
 
 
@@ -133,11 +133,12 @@ class _OverRanks:
         for whole in self.wholes:
             pair = self._pair(whole, self._namesake(whole, self.parts))
             self.found.pairs.append(pair)
-            why = self._why_unsettled(whole, shown)
+            is_covered = self._is_covered(whole, shown)
+            why = self._why_reordered(whole, shown) if is_covered else self._why_terms(whole)
             if why:
                 self.found.unsettled.append((self.side, whole.effect, why))
                 settled.add(whole.effect.name)
-            elif self._is_covered(whole, shown):
+            elif is_covered:
                 continue
             elif all(part in shown for part in self.parts if _same_name(whole, part)):
                 self.found.uncovered.append((self.side, whole.effect))
@@ -149,14 +150,14 @@ class _OverRanks:
                 self.found.differing.append(self._pair(self._namesake(part, self.wholes), part))
         return self.found
 
-    def _why_unsettled(self, whole: ShownEffect, shown: Sequence[ShownEffect]) -> str:
-        """What speaks for an effect being the same that the ranks have otherwise, but not whole."""
+    def _why_terms(self, whole: ShownEffect) -> str:
         named = [each for each in self.parts if _same_name(whole, each)]
-        if not self._is_covered(whole, shown):
-            return _TERMS.format(whole.effect.name) if _are_terms(named, whole) else ""
-        places = [(each.rank, first_place(each, whole)) for each in named if each in shown]
-        firsts = [place for _, place in sorted(places, key=lambda each: each[0]) if place]
-        is_ordered = all(a.dim != b.dim or a.first <= b.first for a, b in pairwise(firsts))
+        return _TERMS.format(whole.effect.name) if _are_terms(named, whole) else ""
+
+    def _why_reordered(self, whole: ShownEffect, shown: Sequence[ShownEffect]) -> str:
+        named = sorted((e for e in shown if _same_name(whole, e)), key=lambda each: each.rank)
+        places = [place for each in named if (place := _first_place(each, whole))]
+        is_ordered = all(a.dim != b.dim or a.first <= b.first for a, b in pairwise(places))
         return "" if is_ordered else _REORDERED.format(whole.effect.name)
 
     def _pair(self, whole: ShownEffect, part: ShownEffect) -> EffectPair:
@@ -207,10 +208,10 @@ class _OverRanks:
 
 
 def _is_slice(part: ShownEffect, whole: ShownEffect) -> bool:
-    return first_place(part, whole) is not None
+    return _first_place(part, whole) is not None
 
 
-def first_place(part: ShownEffect, whole: ShownEffect) -> SlicePlace | None:
+def _first_place(part: ShownEffect, whole: ShownEffect) -> SlicePlace | None:
     """Where `part` lies in `whole`, as a slice of it."""
     if not _is_smaller(part, whole):
         return None
