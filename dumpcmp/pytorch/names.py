@@ -102,6 +102,7 @@ _INDUCTOR = """
     to have dynamo trace and guard as if our mode were not there
         torch._dynamo.variables.torch_function: TorchFunctionModeStackStateManager.__enter__
         torch._dynamo.variables.torch_function: TorchFunctionModeStackStateManager.__exit__
+        torch._dynamo.convert_frame: trace_frame
         torch._dynamo.guards: GuardBuilder.TORCH_FUNCTION_STATE get_torch_function_mode_stack_at
         torch._dynamo.guards: CheckFunctionManager.__init__>torch_function_mode_stack_check_fn
         torch._dynamo.utils: get_torch_function_mode_stack_at set_torch_function_mode_stack
@@ -205,7 +206,7 @@ every mode, or calls whose like came before are recorded as slowly as new ones
         torch: UntypedStorage._weak_ref UntypedStorage._free_weak_ref
 every mode, or models that train through torch.cond and its like fail in modes eager and aten
     to have control flow ops compile what they run
-        torch._higher_order_ops.utils: _hop_compile_and_call
+        torch._higher_order_ops.utils: setup_compilation_env
 every mode, or tensors in containers that only torch's pytree can open are not recorded
     to open nested arguments
         torch.utils._pytree: SUPPORTED_NODES

@@ -51,6 +51,10 @@ CERTIFICATES: dict[str, tuple[dict[str, str], dict[str, str], bool, str]] = {
     "one kernel more": ({"kernel_2": "x"}, {}, False, "is not in the program's run without"),
     "the start": ({"start": "x", "output": "x"}, {}, False, "began with different numbers"),
     "the ending": ({"ending": "ValueError: 3"}, {}, False, "ended with ValueError: 3, and with no"),
+    "the ending before anything ran": (
+        {"start": "none", "output": "none", "ending": "ValueError: 3"}, {}, False, "ended with Val",
+    ),
+    "a start that was not come to": ({"start": "none"}, {}, False, "start start is not in the"),
     "stdout": ({"stdout": "x"}, {}, False, "stdout stdout is not what"),
     "stdout that varies": ({"stdout": "x"}, {"stdout": "y"}, True, "without 1 that differ"),
     "the state": ({"state": "x"}, {}, False, "state state is not"),

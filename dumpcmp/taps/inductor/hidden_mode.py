@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 from dumpcmp.pytorch.names import num_function_modes, patched, private, standing_in
@@ -36,6 +37,7 @@ def mode_hidden_from_dynamo() -> Iterator[None]:
     with patched(
         standing_in(f"{_MANAGER}.__enter__", _begin_compiling),
         standing_in(f"{_MANAGER}.__exit__", _end_compiling),
+        standing_in("torch._dynamo.convert_frame:trace_frame", _trace_under_others),
         standing_in(f"{_GUARDS}:GuardBuilder.TORCH_FUNCTION_STATE", _guard_others),
         standing_in(f"{_GUARDS}:get_torch_function_mode_stack_at", _mode_at),
         standing_in(f"{_UTILS}:get_torch_function_mode_stack_at", _mode_at),
@@ -84,6 +86,14 @@ def _end_compiling(original: Callable[..., Any], manager: Any, *raised: Any) -> 
     if ours := _removed.modes.pop():
         _replace_stack(_with(ours, _stack()))
     return result
+
+
+def _trace_under_others(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Trace a frame under the user's modes alone: some versions read them before they are off."""
+    bound = signature(original).bind(*args, **kwargs)
+    modes = bound.arguments["tf_mode_stack"]
+    bound.arguments["tf_mode_stack"] = [m for m in modes if not isinstance(m, FunctionMode)]
+    return original(*bound.args, **bound.kwargs)
 
 
 def _guard_others(_: Callable[..., Any], builder: Any, guard: Any) -> None:

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -74,7 +75,8 @@ UNRECORDED_BODIES = (
     "what the functions compute that torch.cond and other control flow ops take is not recorded "
     "where gradients are: capture in mode fx to see it"
 )
-_BODIES = "torch._higher_order_ops.utils:_hop_compile_and_call"
+_ENVIRONMENT = "torch._higher_order_ops.utils:setup_compilation_env"
+_KEEPS_ENVIRONMENT = "torch.nn.attention.flex_attention"  # once imported; it is not meant
 
 
 class _Calling(NamedTuple):
@@ -189,8 +191,9 @@ class ModuleCapture:
             if self.stands_for_eager:
                 self._ends.enter_context(warnings_as_uncaptured())
             self._ends.enter_context(self._compiling())
-            if not self.traces and PrivateName(_BODIES, "").is_there:
-                self._ends.enter_context(patched(standing_in(_BODIES, self._with_gradients)))
+            if not self.traces and PrivateName(_ENVIRONMENT, "").is_there:
+                import_module(_KEEPS_ENVIRONMENT)
+                self._ends.enter_context(patched(standing_in(_ENVIRONMENT, self._with_gradients)))
             self._ends.enter_context(self._partitioned())
             self._ends.enter_context(self.replays.watched())
             self._ends.enter_context(self._parallels.watched())
@@ -241,17 +244,19 @@ class ModuleCapture:
             ends.enter_context(callables.once_dynamo_is_there(listen))
             yield
 
-    def _with_gradients(self, run: Callable[..., Any], *args: Any) -> Any:
+    @contextmanager
+    def _with_gradients(self, environment: Callable[[], Any]) -> Iterator[Any]:
         """Have torch.cond and its like compile what they run, where gradients need that.
 
         They trace what their functions close over. What these compute is not recorded then.
         """
-        if not torch.is_grad_enabled() or callables.is_traced():
-            return run(*args)
-        self._num_bodies += 1
-        mode = self._here.mode
-        with self._muting(), torch.compiler.set_stance("default"), off_the_stack(mode):
-            return run(*args)
+        with ExitStack() as ends:
+            if torch.is_grad_enabled() and not callables.is_traced():
+                self._num_bodies += 1
+                ends.enter_context(self._muting())
+                ends.enter_context(torch.compiler.set_stance("default"))
+                ends.enter_context(off_the_stack(self._here.mode))
+            yield ends.enter_context(environment())
 
     def _function_called(self, function: Any) -> callables.Leave:
         """Open a step for a compiled function, unless one is open; returns what closes it."""
