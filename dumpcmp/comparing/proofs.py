@@ -86,7 +86,7 @@ class Proofs:
             return rows  # what one side alone gives out has rows of its own
         if self._is_apart and proof.first.answer is ProofAnswer.DIFFERENT_START:
             return rows
-        return _Accusing(rows, golden, target).accused(proof.findings, proof.first)
+        return _Accusing(rows, golden, target, proof).accused(proof.findings, proof.first)
 
     def _earlier(self, place: StepName) -> Before | None:
         number, before = self._before.get(place[0], (-1, None))
@@ -176,6 +176,7 @@ class _Accusing:
     rows: Sequence[Row]
     golden: Side
     target: Side
+    proof: Proof
 
     def accused(self, findings: Sequence[ProofFinding], first: ProofFinding) -> Sequence[Row]:
         """The rows, with the root where it was found; those that stand there already remain."""
@@ -183,8 +184,10 @@ class _Accusing:
         is_program = first.answer is not ProofAnswer.DIFFERENT_START and not any(
             each.answer is ProofAnswer.WRONG for each in findings
         )
-        if any(self._is_at(root, each) for root in roots for each in findings):
-            return self._as_programs(first) if is_program else self.rows
+        is_told = self._is_exactly_at if self._is_shown_alone(first) else self._is_at
+        if any(is_told(root, each) for root in roots for each in findings):
+            told = self._as_programs(first) if is_program else self.rows
+            return self._with_heirs(told, first) if is_told == self._is_exactly_at else told
         at = self._place_of(first)
         if at is None or (roots and not first.is_confirmed):
             return self._as_programs(first) if is_program else self.rows
@@ -211,21 +214,45 @@ class _Accusing:
         # Of what is laid together the reason names the pieces, which a finding does not.
         is_replayed = row.replay is not None and row.replay.is_known and not row.layout
         at = "" if first.op == row.key.op else f"at {first.place} "
+        is_exact = self._is_shown_alone(first) and self._is_exactly_at(row, first)
         reason = f"{_ASKED}: {at}{self._reason(first)}" if is_replayed else row.judgement.reason
+        if is_exact and not row.layout:
+            reason = f"{at}{self._reason(first)}"
         return replace(row, judgement=Judgement(row.verdict, reason, why=Why.CALL))
 
     def _heir(self, row: Row, at: int) -> Row:
         return replace(row, root=False, cause=self.rows[at].key)
 
+    def _with_heirs(self, rows: Sequence[Row], first: ProofFinding) -> Sequence[Row]:
+        """One call explains all effects, so that what they depend on differs by it."""
+        at = next(i for i, row in enumerate(rows) if row.root and self._is_exactly_at(row, first))
+        return [
+            self._heir(row, at)
+            if row.root and not self._is_exactly_at(row, first) and self._is_looked_at(row)
+            else row
+            for row in rows
+        ]
+
+    def _is_looked_at(self, row: Row) -> bool:
+        return _is_shown(row, self.proof, self.golden, self.target)
+
+    def _is_shown_alone(self, first: ProofFinding) -> bool:
+        """Whether one call was tried and explains the effects, so that none beside it does."""
+        return first.is_confirmed and first.answer is ProofAnswer.DIFFERENT_PROGRAM
+
+    def _is_exactly_at(self, row: Row, finding: ProofFinding) -> bool:
+        key = row.golden_key if finding.side == "golden" else row.target_key
+        return key is not None and (key.op, key.call) == (finding.op, finding.call)
+
     def _is_at(self, row: Row, finding: ProofFinding) -> bool:
         """Whether a root is the call that was found, or one next to it."""
+        if self._is_exactly_at(row, finding):
+            return True
         side = self.golden if finding.side == "golden" else self.target
         key = row.golden_key if finding.side == "golden" else row.target_key
         if key is None:
             return False
         site = Site(key.model, key.step, finding.op, finding.call)
-        if key.site == site:
-            return True
         near = {side.listing.first(each) for each in side.listing.sites.get(site, ())}
         here = {side.listing.first(each) for each in side.listing.sites.get(key.site, ())}
         return not near.isdisjoint(here)

@@ -13,6 +13,7 @@ from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.shadows.fingerprints import Fingerprint, PrintIndex, same_elements
 from dumpcmp.shadows.program import Node, ValueId
 from dumpcmp.shadows.quantities import Application, Quantity
+from dumpcmp.shadows.rewritten_memory import RewrittenMemory
 from dumpcmp.shadows.shadow import Shadow
 from dumpcmp.shadows.slices import Marginals, is_covered, is_permuted_dims
 
@@ -180,7 +181,8 @@ def _grafts(
     target: Shadow, known: KnownQuantities, ours: Collection[Node], theirs: Collection[Node]
 ) -> Iterator[tuple[Guilt, Moved]]:
     """What to try: golden's calls before the target's, nothing, and golden's in their place."""
-    made = [(node, known.shadow.quantity(value)) for node in ours for value in node.gives.values()]
+    golden = known.shadow
+    made = [(node, golden.quantity(value)) for node in ours for value in _left_by(golden, node)]
     for node in theirs:
         for value in node.gives.values():
             placed = target.quantity(value)
@@ -196,6 +198,15 @@ def _grafts(
                 yield Guilt(node), {id(placed): other}
             for _, other in made:
                 yield Guilt(node), {id(placed): other}
+
+
+def _left_by(shadow: Shadow, node: Node) -> Iterator[ValueId]:
+    """What a call gives, and the memory that it wrote to, as it is then."""
+    yield from node.gives.values()
+    for value in node.gives.values():
+        for taker in shadow.program.consumers.get(value, ()):
+            if isinstance(taker.own, RewrittenMemory):
+                yield from taker.gives.values()
 
 
 def _inputs_of(quantity: Quantity) -> Iterable[tuple[str, Quantity]]:

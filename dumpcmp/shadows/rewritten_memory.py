@@ -7,6 +7,7 @@ elements that were read later are those that were there before and those that we
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -25,6 +26,7 @@ from dumpcmp.replay.unreplayable import Unreplayable
 from dumpcmp.shadows.program import Node, Program, ValueId
 
 WHOLE = "whole"  # the slot of what was there before; "written.0" and on, of what was written
+_OUT = re.compile(r"input\.out(?:\.(\d+))?")
 _MOST_WRITES = 4096  # to one tensor, in one step
 _MOST_ORPHANS = 64  # writes to blank memory that are looked at, the last ones
 
@@ -155,23 +157,31 @@ class _Closing:
         yield from filter(None, map(self._explained, shown))
 
     def _note(self, node: Node) -> None:
-        first = node.takes.get("input.0")
         try:
             function = function_named(node.call.target)
         except Unreplayable:
             return
-        if first is None or not (_is_view(function) or function.changes_first):
+        out = _out_of(node)
+        writes = function.changes_first or bool(out)
+        if not (writes or _is_view(function)):
             return
-        memory = self._memories.setdefault(first, _Memory(first, [first]))
-        for value in node.gives.values():
-            self._memories[value] = memory
-            memory.members.append(value)
-            if function.changes_first and len(memory.writes) < _MOST_WRITES:
-                if self.program.records[memory.first].problem == UNWRITTEN:
-                    self._orphans = [*self._orphans[1 - _MOST_ORPHANS :], (node, value)]
-                memory.writes.append((node, value))
-                if memory not in self._written:
-                    self._written.append(memory)
+        for slot, value in node.gives.items():
+            base = out.get(slot, None if out else node.takes.get("input.0"))
+            if base is not None:
+                self._lies_in(base, value, node if writes else None)
+
+    def _lies_in(self, base: ValueId, value: ValueId, writer: Node | None) -> None:
+        """`value` is memory of `base`, which `writer` has written to."""
+        memory = self._memories.setdefault(base, _Memory(base, [base]))
+        self._memories[value] = memory
+        memory.members.append(value)
+        if writer is None or len(memory.writes) >= _MOST_WRITES:
+            return
+        if self.program.records[memory.first].problem == UNWRITTEN:
+            self._orphans = [*self._orphans[1 - _MOST_ORPHANS :], (writer, value)]
+        memory.writes.append((writer, value))
+        if memory not in self._written:
+            self._written.append(memory)
 
     def _explained(self, value: ValueId) -> Node | None:
         """A node that makes `value` of a memory that was written to, where one does."""
@@ -265,6 +275,12 @@ class _Closing:
         if record.kept is not Kept.FULL:
             raise Unreplayable(record.problem or "only a summary of it was kept")
         return to_torch(self.archive.load(record)).reshape(record.shape)
+
+
+def _out_of(node: Node) -> dict[str, ValueId]:
+    """The memory that a call was told to write to (``out=``), by the slot of what it gives."""
+    found = ((_OUT.fullmatch(slot), value) for slot, value in node.takes.items())
+    return {f"output.{match[1] or 0}": value for match, value in found if match}
 
 
 def _is_view(function: ReplayFunction) -> bool:
