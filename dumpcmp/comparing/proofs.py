@@ -184,7 +184,7 @@ class _Accusing:
         is_program = first.answer is not ProofAnswer.DIFFERENT_START and not any(
             each.answer is ProofAnswer.WRONG for each in findings
         )
-        is_told = self._is_exactly_at if self._is_shown_alone(first) else self._is_at
+        is_told = self._is_exactly_at if self._is_left_out(first) else self._is_at
         if any(is_told(root, each) for root in roots for each in findings):
             told = self._as_programs(first) if is_program else self.rows
             return self._with_heirs(told, first) if is_told == self._is_exactly_at else told
@@ -216,7 +216,7 @@ class _Accusing:
         at = "" if first.op == row.key.op else f"at {first.place} "
         is_exact = self._is_shown_alone(first) and self._is_exactly_at(row, first)
         reason = f"{_ASKED}: {at}{self._reason(first)}" if is_replayed else row.judgement.reason
-        if is_exact and not row.layout:
+        if is_exact and at and not row.layout:
             reason = f"{at}{self._reason(first)}"
         return replace(row, judgement=Judgement(row.verdict, reason, why=Why.CALL))
 
@@ -236,8 +236,11 @@ class _Accusing:
     def _is_looked_at(self, row: Row) -> bool:
         return _is_shown(row, self.proof, self.golden, self.target)
 
+    def _is_left_out(self, first: ProofFinding) -> bool:
+        """Whether a call of golden's alone, put into mine, explains the effects: none beside it."""
+        return self._is_shown_alone(first) and first.side == "golden"
+
     def _is_shown_alone(self, first: ProofFinding) -> bool:
-        """Whether one call was tried and explains the effects, so that none beside it does."""
         return first.is_confirmed and first.answer is ProofAnswer.DIFFERENT_PROGRAM
 
     def _is_exactly_at(self, row: Row, finding: ProofFinding) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dumpcmp
+from dumpcmp.nouns.op_names import plain_name
 from dumpcmp.nouns.outcome import Outcome
 
 Put = Callable[[Tensor, Tensor], object]
@@ -122,3 +123,20 @@ def test_so_it_is_wherever_the_cache_lies(
 def test_what_is_written_into_a_copy_is_nobodys(put: str, mode: str, tmp_path: Path) -> None:
     same, left_out, _ = outcomes(tmp_path, mode, COPIES[put], "argument")
     assert same.passed and left_out.passed, left_out.headline
+
+
+WRITES = {"copy", "add", "index_copy", "index_put", "setitem", "mul"}
+
+
+@pytest.mark.each_value_once
+@pytest.mark.parametrize("mode", ["eager", "aten"])
+@pytest.mark.parametrize("place", ["buffer", "argument"])
+@pytest.mark.parametrize("put", PUTS)
+def test_the_write_that_was_left_out_is_named_and_not_what_reads_it_next(
+    put: str, place: str, mode: str, tmp_path: Path
+) -> None:
+    golden = captured(tmp_path / "golden", mode, PUTS[put], place, reads=True)
+    outcome = dumpcmp.compare(golden, captured(tmp_path / "mine", mode, nothing, place, reads=True))
+    root = outcome.first_divergence
+    assert root is not None and plain_name(root.key.op.function) in WRITES, outcome.headline
+    assert outcome.exit_code == 1 and "mine lacks it" in outcome.headline
