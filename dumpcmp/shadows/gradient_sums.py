@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from dumpcmp.judge.replaying import wrong
+from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
@@ -86,14 +87,48 @@ class GradientSum:
         return BackwardRerun(Slope(Chain(self.calls), values, self.leaves, grads))
 
 
-def with_gradients(program: Program) -> Program:
-    """`program` with a node for each gradient that follows from others, in order of execution."""
+LoadValue = Callable[[ValueId], Tensor]  # as it was recorded; raises DumpcmpError if it was not
+
+
+def with_gradients(program: Program, load: LoadValue | None = None) -> Program:
+    """`program` with a node for each gradient that follows from others, in order of execution.
+
+    What the model returned may have been used outside of it as well: if `load` tells that its
+    gradient is more than what calls of the program hand back, it is given from outside.
+    """
     made = sorted(_gradient_nodes(program), key=lambda pair: -pair[0])
+    if load is not None:
+        returned = _returned_gradients(program)
+        made = [(at, n) for at, n in made if not _has_more(n, returned, load)]
     if not made:
         return program
     effects = [*program.effects, *_gradient_effects(program)]
     nodes = [*program.nodes, *(node for _, node in made)]
     return replace(program, nodes=nodes, effects=effects)
+
+
+def _returned_gradients(program: Program) -> set[ValueId]:
+    """The gradients of what the model returned."""
+    returned = {effect.value for effect in program.effects}
+    return {
+        gradient
+        for node in program.nodes
+        for slot, value in node.gives.items()
+        if value in returned and (gradient := node.gradients.get(f"grad_{slot}")) is not None
+    }
+
+
+def _has_more(node: Node, returned: Collection[ValueId], load: LoadValue) -> bool:
+    """Whether a gradient of what was returned is not what the calls behind it hand back."""
+    (gradient,) = node.gives.values()
+    if gradient not in returned or node.own is None:
+        return False
+    try:
+        given = {slot: load(value) for slot, value in node.takes.items()}
+        replay = node.own.held(given, load(gradient))
+    except DumpcmpError:
+        return True
+    return replay is not None and (not replay.is_known or bool(wrong(replay)))
 
 
 def _gradient_effects(program: Program) -> Iterator[StepEffect]:

@@ -13,7 +13,7 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.key import ROOT, Op, Slot
 from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty, unknown_leaves
 from dumpcmp.shadows.gradient_sums import with_gradients
-from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels
+from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels, load_value
 from dumpcmp.shadows.outside import (
     SLIGHT,
     distance,
@@ -160,7 +160,10 @@ class StepProof:
             self._unlinked(programs)
             return self.before
         if all(len(program.ranks) == 1 for program in programs):
-            programs = [*map(with_gradients, programs)]  # those of several ranks are terms of sums
+            programs = [  # those of several ranks are terms of sums
+                with_gradients(program, partial(load_value, archive, program))
+                for program, archive in zip(programs, (self.golden, self.target), strict=True)
+            ]
         start.know("golden", programs[0])
         start.know("target", programs[1])
         mine = Shadow(

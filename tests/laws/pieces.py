@@ -272,7 +272,7 @@ class Gated(Piece):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.up = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.gate, self.up = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.down = nn.Linear(WIDTH, WIDTH, bias=False)
 
     def choose(self, way: str) -> None:
@@ -282,7 +282,7 @@ class Gated(Piece):
             both = nn.Linear(WIDTH, 2 * WIDTH)
             with torch.no_grad():
                 both.weight.copy_(torch.cat([self.gate.weight, self.up.weight]))
-                both.bias.copy_(torch.cat([self.gate.bias, torch.zeros(WIDTH)]))
+                both.bias.copy_(torch.cat([self.gate.bias, self.up.bias]))
             self.both = both
             del self.gate, self.up
 
@@ -296,7 +296,7 @@ class Gated(Piece):
     def merged(self, x: Tensor) -> Tensor:
         weight = torch.cat([self.gate.weight, self.up.weight])
         gate, up = F.linear(x, weight).chunk(2, -1)
-        return self.down(F.silu(gate + self.gate.bias) * up)  # type: ignore[no-any-return]
+        return self.down(F.silu(gate + self.gate.bias) * (up + self.up.bias))  # type: ignore[no-any-return]
 
     def in_place(self, x: Tensor) -> Tensor:
         y = F.silu(self.gate(x))
@@ -307,7 +307,7 @@ class Gated(Piece):
         total = torch.zeros_like(x)
         for part in (slice(0, HALF), slice(HALF, WIDTH)):
             gate = F.linear(x, self.gate.weight[part], self.gate.bias[part])
-            y = F.silu(gate) * F.linear(x, self.up.weight[part])
+            y = F.silu(gate) * F.linear(x, self.up.weight[part], self.up.bias[part])
             total = total + F.linear(y, self.down.weight[:, part])
         return total
 
