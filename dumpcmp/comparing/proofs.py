@@ -82,6 +82,8 @@ class Proofs:
             return rows  # what an optimizer did is judged by what it was given
         if proof.answer is ProofAnswer.SAME:
             return [_excused(row, proof, golden, target) for row in rows]
+        if proof.is_start_known and not self._is_apart:  # some effects may be shown all the same
+            rows = [_excused(row, proof, golden, target) for row in rows]
         if proof.lone or proof.answer is ProofAnswer.UNKNOWN or proof.first is None:
             return rows  # what one side alone gives out has rows of its own
         if self._is_apart and proof.first.answer is ProofAnswer.DIFFERENT_START:
@@ -155,8 +157,11 @@ def _excused(row: Row, proof: Proof, golden: Side, target: Side) -> Row:
 def _is_shown(row: Row, proof: Proof, golden: Side, target: Side) -> bool:
     """Whether effects depend on it on each side that has it, so that it was looked at.
 
-    Of several ranks some may have no use for it, such as those that send what one receives.
+    Of several ranks some may have no use for it, such as those that send what one receives. What
+    was computed for nothing is no matter, unless something else is known to differ.
     """
+    differing = {ProofAnswer.WRONG, ProofAnswer.DIFFERENT_PROGRAM, ProofAnswer.DIFFERENT_START}
+    is_whole = proof.answer not in differing
     for name, side, key in (
         ("golden", golden, row.golden_key),
         ("target", target, row.target_key),
@@ -164,6 +169,8 @@ def _is_shown(row: Row, proof: Proof, golden: Side, target: Side) -> bool:
         if key is None:
             continue
         values = {ValueId(each.rank, key) for each in side.listing.values[key]}
+        if is_whole and values <= proof.dead[name]:
+            continue
         if values.isdisjoint(proof.shown[name]) or values - proof.shown[name] - proof.idle[name]:
             return False
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from dumpcmp.replay.rating import Rerun
 from dumpcmp.replay.unreplayable import Unreplayable
 from dumpcmp.shadows.plain_arguments import plain_arguments
 from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId
+from dumpcmp.shadows.rewritten_memory import written_values
 
 _OUTPUT = "output.0"
 
@@ -94,12 +95,15 @@ def with_gradients(program: Program, load: LoadValue | None = None) -> Program:
     """`program` with a node for each gradient that follows from others, in order of execution.
 
     What the model returned may have been used outside of it as well: if `load` tells that its
-    gradient is more than what calls of the program hand back, it is given from outside.
+    gradient is more than what calls of the program hand back, it is given from outside. Of memory
+    that was written to, autograd may not hand back what the calls alone tell.
     """
     made = sorted(_gradient_nodes(program), key=lambda pair: -pair[0])
     if load is not None:
-        returned = _returned_gradients(program)
-        made = [(at, n) for at, n in made if not _has_more(n, returned, load)]
+        knowing = _Knowing(program, load)
+        made = [(at, node) for at, each in made for node in knowing.nodes(each)]
+        known = {gradient for _, node in made for gradient in node.gives.values()}
+        made = [*((len(program.nodes), node) for node in knowing.unmade(known)), *made]
     if not made:
         return program
     effects = [*program.effects, *_gradient_effects(program)]
@@ -107,54 +111,115 @@ def with_gradients(program: Program, load: LoadValue | None = None) -> Program:
     return replace(program, nodes=nodes, effects=effects)
 
 
-def _returned_gradients(program: Program) -> set[ValueId]:
-    """The gradients of what the model returned."""
-    returned = {effect.value for effect in program.effects}
-    return {
-        gradient
-        for node in program.nodes
-        for slot, value in node.gives.items()
-        if value in returned and (gradient := node.gradients.get(f"grad_{slot}")) is not None
-    }
+@dataclass(frozen=True, slots=True)
+class OpenGradient:
+    """A gradient of which it is not known how it follows from others: it stands as recorded."""
+
+    slot: str
+    reason: str
+
+    @property
+    def expression(self) -> Hashable:
+        """Itself: no two of them are known to be the same."""
+        return id(self)
+
+    def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Nobody knows what it is made of."""
+        del given
+        raise Unreplayable(self.reason)
+
+    def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay:
+        """So nobody knows whether it is right."""
+        del given, got
+        return Replay(unknown=self.reason)
 
 
-def _has_more(node: Node, returned: Collection[ValueId], load: LoadValue) -> bool:
-    """Whether a gradient of what was returned is not what the calls behind it hand back."""
-    (gradient,) = node.gives.values()
-    if gradient not in returned or node.own is None:
-        return False
-    try:
-        given = {slot: load(value) for slot, value in node.takes.items()}
-        replay = node.own.held(given, load(gradient))
-    except DumpcmpError:
-        return True
-    return replay is not None and (not replay.is_known or bool(wrong(replay)))
+_WRITTEN = "calls wrote to the memory of its value, so that it is not known what makes its gradient"
+
+_UNMADE = "no call is known to have handed this gradient back"
+
+
+@dataclass(eq=False)
+class _Knowing:
+    """Holds gradients against what calls hand back, where others may have a share in them."""
+
+    program: Program
+    load: LoadValue
+    _returned: set[ValueId] = field(init=False)
+    _written: set[ValueId] = field(init=False)
+
+    def __post_init__(self) -> None:
+        effects = {effect.value for effect in self.program.effects}
+        self._returned = set(self._gradients_of(effects))
+        self._written = set(self._gradients_of(written_values(self.program)))
+
+    def _gradients_of(self, values: Collection[ValueId]) -> Iterator[ValueId]:
+        for node in self.program.nodes:
+            for slot, value in (*node.gives.items(), *node.takes.items()):
+                gradient = node.gradients.get(f"grad_{slot}")
+                if value in values and gradient is not None:
+                    yield gradient
+
+    def nodes(self, node: Node) -> Iterator[Node]:
+        """The node of a gradient as far as it is known; none where it is given from outside."""
+        (gradient,) = node.gives.values()
+        is_open = gradient in self._returned or gradient in self._written
+        if not is_open or self._is_right(node, gradient):
+            yield node
+        elif gradient not in self._returned and node.own is not None:
+            yield replace(node, own=OpenGradient(node.own.slot, _WRITTEN))
+
+    def unmade(self, known: Collection[ValueId]) -> Iterator[Node]:
+        """A node for each gradient inside of the program that no call is known to have made."""
+        seen = {*known, *self._returned}
+        for node in self.program.nodes:
+            for slot, gradient in node.gradients.items():
+                if gradient not in seen:
+                    seen.add(gradient)
+                    yield Node(
+                        gradient.rank, node.call, {}, {_OUTPUT: gradient}, OpenGradient(slot, _UNMADE)
+                    )
+
+    def _is_right(self, node: Node, gradient: ValueId) -> bool:
+        """Whether it is what the calls behind it hand back."""
+        assert node.own is not None
+        try:
+            given = {slot: self.load(value) for slot, value in node.takes.items()}
+            replay = node.own.held(given, self.load(gradient))
+        except DumpcmpError:
+            return False
+        return replay is None or (replay.is_known and not wrong(replay))
 
 
 def _gradient_effects(program: Program) -> Iterator[StepEffect]:
-    """What a backward pass leaves behind: the gradients of weights and of what the model took."""
+    """What a backward pass leaves behind: the gradients of weights and of what the model took.
+
+    A weight may have been seen as the input of a call before its module was.
+    """
+    weights = {
+        value: place.key for place, value in program.places.items() if place.key.slot.is_weight
+    }
     for value, gradient in program.gradients.items():
-        key = value.key
+        key = weights.get(value, value.key)
         if key.slot.is_weight or (key.op == ROOT and key.slot.is_input):
-            yield StepEffect(f"gradient of {key.op} {key.slot}", gradient)
+            yield StepEffect(f"gradient of {key.op} {key.slot}", gradient, leaf=value)
 
 
 def _gradient_nodes(program: Program) -> Iterator[tuple[int, Node]]:
     """A node for each gradient, and the first place in the program that it comes from.
 
     A gradient is known by the calls that handed it back, each of which adds a term. A call that
-    hands back what it was given, at once or through other views of it, adds nothing.
+    hands back what its own was made of, such as a view of it, adds nothing.
     """
     takers: dict[ValueId, list[tuple[int, Node, str]]] = {}
-    passed: dict[ValueId, set[ValueId]] = {}  # by gradient: those that it is, in another shape
+    behind: dict[ValueId, set[ValueId]] = {}  # by gradient: those that it was made of
     for place, node in reversed(list(enumerate(program.nodes))):
         given = [g for slot, g in node.gradients.items() if slot.startswith("grad_output")]
-        through = set(given).union(*(passed.get(each, ()) for each in given))
+        through = set(given).union(*(behind.get(each, ()) for each in given))
         for slot, gradient in node.gradients.items():
             if slot.startswith("grad_input") and given and gradient not in through:
                 takers.setdefault(gradient, []).append((place, node, slot.removeprefix("grad_")))
-                if _only_moves(node):
-                    passed.setdefault(gradient, set()).update(through)
+                behind.setdefault(gradient, set()).update(through)
     for gradient, found in takers.items():
         yield min(place for place, _, _ in found), _node(gradient, found[::-1])
 
@@ -179,10 +244,6 @@ def _node(gradient: ValueId, takers: Sequence[tuple[int, Node, str]]) -> Node:
 
 def _draws(node: Node) -> bool:
     return _kind(node) is FunctionKind.DRAWS
-
-
-def _only_moves(node: Node) -> bool:
-    return _kind(node) is FunctionKind.MOVES
 
 
 def _kind(node: Node) -> FunctionKind | None:

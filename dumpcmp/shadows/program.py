@@ -10,10 +10,11 @@ from torch import Tensor
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.key import ROOT, Key
-from dumpcmp.nouns.record import Call, Phase, Record
+from dumpcmp.nouns.record import Call, Kept, Phase, Record
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.replay.rating import Rerun
 from dumpcmp.shadows.graph_links import with_graph_links, without_graphs
+from dumpcmp.shadows.state_after import buffers_after
 
 
 class ValueId(NamedTuple):
@@ -71,6 +72,8 @@ class StepEffect:
 
     name: str  # "output.0", "grad of layers.0.weight"
     value: ValueId
+    is_state: bool = False  # a buffer: what the next step finds there
+    leaf: ValueId | None = None  # whose gradient it is
 
 
 @dataclass(eq=False)
@@ -130,13 +133,14 @@ def read_ranks(archive: Archive, model: str, step: int) -> Iterator[Program]:
         calls, effect_calls = held.calls(), held.calls(effects=True)
         listed = {record.key: record for record in held.records()}
         listed = with_graph_links(listed, calls, effect_calls, held.rank)
-        of_rank = _RankReader(held.rank, listed)
+        state = dict(buffers_after(archive, model, step, held.rank))
+        of_rank = _RankReader(held.rank, listed, state)
         yield Program(
             model,
             step,
             list(of_rank.nodes(calls)),
             of_rank.records(),
-            list(of_rank.effects()),
+            [*of_rank.effects(), *of_rank.state_effects()],
             dict(of_rank.gradients()),
             {ValueId(held.rank, key): of_rank.value(key) for key in listed},
             without_graphs(calls, effect_calls),
@@ -149,6 +153,7 @@ class _RankReader:
 
     rank: int
     held: Mapping[Key, Record]
+    state: Mapping[str, Record]  # what the step left in buffers, by name
 
     def value(self, key: Key) -> ValueId:
         """The value that was recorded under `key`, by its first name."""
@@ -182,6 +187,10 @@ class _RankReader:
             ValueId(self.rank, key): record
             for key, record in self.held.items()
             if record.same_as is None or record.same_as not in self.held
+        } | {
+            effect.value: self.state[effect.name]
+            for effect in self.state_effects()
+            if effect.value.key not in self.held
         }
 
     def gradients(self) -> Iterator[tuple[ValueId, ValueId]]:
@@ -196,3 +205,18 @@ class _RankReader:
         for key in self.held:
             if key.op == ROOT and key.slot.is_output and key.call == 0:
                 yield StepEffect(key.slot, self.value(key))
+
+    def state_effects(self) -> Iterator[StepEffect]:
+        """Buffers that hold what a call of the step gave, by its bytes, or else may hold it."""
+        made = {
+            (record.digest, record.dtype, record.shape): key
+            for key, record in self.held.items()
+            if key.slot.is_output and not key.op.is_module and record.kept is Kept.FULL
+        }
+        started = {record.digest for key, record in self.held.items() if key.slot.is_weight}
+        for name, record in self.state.items():
+            key = made.get((record.digest, record.dtype, record.shape))
+            if key is not None:
+                yield StepEffect(name, self.value(key), is_state=True)
+            elif record.digest not in started:  # else nobody has written to it
+                yield StepEffect(name, ValueId(self.rank, record.key), is_state=True)

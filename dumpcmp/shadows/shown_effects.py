@@ -22,6 +22,7 @@ class ShownEffect:
 
     effect: StepEffect
     quantity: Quantity
+    leaf: Quantity | None = None  # whose gradient it is
 
     @property
     def rank(self) -> int:
@@ -49,9 +50,9 @@ class PairedEffects:
 
 
 def paired_effects(golden: Shadow, target: Shadow) -> PairedEffects:
-    """Effects of one name; of what is left, those that are one quantity; and what is left then."""
-    ours, theirs = ([ShownEffect(e, s.quantity(e.value)) for e in s.program.effects]
-                    for s in (golden, target))  # fmt: skip
+    """Effects of one name; of what is left, those of one leaf or quantity; and what is left then."""
+    ours, theirs = ([_shown(shadow, effect) for effect in shadow.program.effects]
+                    for shadow in (golden, target))  # fmt: skip
     ranks = [sorted({each.rank for each in side}) for side in (ours, theirs)]
     is_by_rank = ranks[0] == ranks[1] and len(ranks[0]) > 1
     if is_by_rank and (by_rank := _rank_by_rank(ours, theirs)) is not None:
@@ -62,17 +63,19 @@ def paired_effects(golden: Shadow, target: Shadow) -> PairedEffects:
             return _OverRanks(ours, theirs, golden, "golden").paired()
         return _OverRanks(theirs, ours, target, "target").paired()
     found = PairedEffects()
-    for is_pair in (_same_name, ShownEffect.is_same):
+    for is_pair in (_same_name, _same_leaf, ShownEffect.is_same):
         for its in list(ours):
-            mine = next((each for each in theirs if is_pair(its, each)), None)
+            mine = next((m for m in theirs if is_pair(its, m) and _same_kind(its, m)), None)
             if mine is not None:
                 found.pairs.append((its, mine))
                 ours.remove(its)
                 theirs.remove(mine)
-    if len(ours) == len(theirs) == 1:  # one result on each side, under other names
+    if len(ours) == len(theirs) == 1 and _same_kind(ours[0], theirs[0]):  # one result on each side, under other names
         found.pairs.append((ours.pop(), theirs.pop()))
-    found.lone += (("golden", each.effect) for each in ours)
-    found.lone += (("target", each.effect) for each in theirs)
+    # Whether a buffer is left otherwise that calls of one side alone are known to make is told by
+    # the numbers in it.
+    found.lone += (("golden", each.effect) for each in ours if not each.effect.is_state)
+    found.lone += (("target", each.effect) for each in theirs if not each.effect.is_state)
     for pair in found.pairs:
         if not pair[0].is_same(pair[1]) and not _is_part_of_other(pair, found.remarks):
             found.differing.append(pair)
@@ -91,6 +94,20 @@ def _rank_by_rank(
 
 def _same_name(one: ShownEffect, other: ShownEffect) -> bool:
     return one.effect.name == other.effect.name
+
+
+def _shown(shadow: Shadow, effect: StepEffect) -> ShownEffect:
+    leaf = None if effect.leaf is None else shadow.quantity(effect.leaf)
+    return ShownEffect(effect, shadow.quantity(effect.value), leaf)
+
+
+def _same_leaf(one: ShownEffect, other: ShownEffect) -> bool:
+    """Whether both are gradients of the same numbers that the runs started from."""
+    return one.leaf is not None and one.leaf is other.leaf
+
+
+def _same_kind(one: ShownEffect, other: ShownEffect) -> bool:
+    return one.effect.is_state == other.effect.is_state
 
 
 def _is_part_of_other(pair: EffectPair, remarks: list[str]) -> bool:

@@ -435,8 +435,8 @@ class Pooled(Piece):
         return x - x.sum(1, keepdim=True) / x.shape[1]
 
     def by_product(self, x: Tensor) -> Tensor:
-        length = x.shape[1]
-        return x - torch.full((1, length), 1 / length, dtype=x.dtype) @ x
+        ones = torch.ones(1, x.shape[1], dtype=x.dtype)  # which no dtype rounds
+        return x - ones @ x / x.shape[1]
 
     def einsum(self, x: Tensor) -> Tensor:
         ones = torch.ones(x.shape[1], dtype=x.dtype)
