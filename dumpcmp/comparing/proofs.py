@@ -14,6 +14,7 @@ from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.side import Side, StepName
 from dumpcmp.nouns.arithmetic import keeps_statistics
+from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
 from dumpcmp.nouns.row import Judgement, Row, Verdict, Why
@@ -79,13 +80,19 @@ class Proofs:
             return rows
         self.remarks |= dict.fromkeys(proof.remarks)
         if proof.answer is ProofAnswer.SAME and proof.num_bridges:
-            return rows  # what an optimizer did is judged by what it was given
+            # What an optimizer did is judged by what it was given.
+            return [
+                row if row.key.slot.is_weight else _excused(row, proof, golden, target)
+                for row in rows
+            ]
         if proof.answer is ProofAnswer.SAME:
             return [_excused(row, proof, golden, target) for row in rows]
         if proof.is_start_known and not self._is_apart:  # some effects may be shown all the same
             rows = [_excused(row, proof, golden, target) for row in rows]
         if proof.lone or proof.answer is ProofAnswer.UNKNOWN or proof.first is None:
             return rows  # what one side alone gives out has rows of its own
+        if not (golden.is_whole and target.is_whole):
+            return rows  # what differs may be what a run did not record
         if self._is_apart and proof.first.answer is ProofAnswer.DIFFERENT_START:
             return rows
         return _Accusing(rows, golden, target).accused(proof.findings, proof.first)
@@ -117,8 +124,7 @@ def _is_plain(side: Side) -> bool:
     runs = [facts.get("run", {}) for facts in side.archive.run.values()]
     tap = Asking.of(side.archive).tap
     return (
-        side.is_whole
-        and not side.facts.stopped
+        not side.facts.stopped
         and all(run.get("mode") in _PLAIN for run in runs)
         and not tap.layers
         and tap.io is Io.ALL
@@ -144,9 +150,12 @@ def _is_kept(record: Record) -> bool:
 def _excused(row: Row, proof: Proof, golden: Side, target: Side) -> Row:
     """A row of a step of which it is proven that both sides compute the same."""
     is_open = row.verdict in _OPEN and row.judgement.why is not Why.VOID
-    if not is_open or row.key.op.is_effect or keeps_statistics(row.key.op):
+    if not is_open or keeps_statistics(row.key.op):
         return row
-    if not _is_shown(row, proof, golden, target):
+    if row.key.op == Effect.STATE.op:
+        if row.golden_key is None or row.golden_key.slot not in proof.buffers:
+            return row
+    elif row.key.op.is_effect or not _is_shown(row, proof, golden, target):
         return row
     verdict = Verdict.PASS if row.metrics is not None else Verdict.COVERED
     return replace(

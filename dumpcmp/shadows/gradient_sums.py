@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from dumpcmp.judge.replaying import wrong
@@ -79,8 +80,9 @@ class GradientSum:
     def _again(self, given: Mapping[str, Tensor]) -> BackwardRerun:
         values: dict[At, Tensor] = {}
         grads: dict[At, Tensor] = {}
-        for name, tensor in given.items():
+        for name, each in given.items():
             number, _, slot = name.partition(" ")
+            tensor = torch.zeros(each.shape, dtype=each.dtype) if each.is_meta else each
             if slot.startswith("grad_"):
                 grads[int(number), slot.removeprefix("grad_")] = tensor
             else:
@@ -192,15 +194,9 @@ class _Knowing:
 
 
 def _gradient_effects(program: Program) -> Iterator[StepEffect]:
-    """What a backward pass leaves behind: the gradients of weights and of what the model took.
-
-    A weight may have been seen as the input of a call before its module was.
-    """
-    weights = {
-        value: place.key for place, value in program.places.items() if place.key.slot.is_weight
-    }
+    """What a backward pass leaves behind: the gradients of weights and of what the model took."""
     for value, gradient in program.gradients.items():
-        key = weights.get(value, value.key)
+        key = value.key
         if key.slot.is_weight or (key.op == ROOT and key.slot.is_input):
             yield StepEffect(f"gradient of {key.op} {key.slot}", gradient, leaf=value)
 

@@ -9,12 +9,16 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.record import Call, Kept, Phase, Record
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.replay.rating import Rerun
 from dumpcmp.shadows.graph_links import with_graph_links, without_graphs
-from dumpcmp.shadows.state_after import buffers_after
+from dumpcmp.shadows.state_after import left_behind
+
+
+_GIVEN_OUT = frozenset(effect.op for effect in Effect if not effect.is_of_end)
 
 
 class ValueId(NamedTuple):
@@ -70,9 +74,9 @@ class Node:
 class StepEffect:
     """Something that a step leaves behind: what the model returned, a gradient, a buffer."""
 
-    name: str  # "output.0", "grad of layers.0.weight"
+    name: str  # "output.0", "grad of layers.0.weight"; empty: it is known by its numbers alone
     value: ValueId
-    is_state: bool = False  # a buffer: what the next step finds there
+    is_state: bool = False  # what the next step finds, such as a buffer
     leaf: ValueId | None = None  # whose gradient it is
 
 
@@ -133,8 +137,9 @@ def read_ranks(archive: Archive, model: str, step: int) -> Iterator[Program]:
         calls, effect_calls = held.calls(), held.calls(effects=True)
         listed = {record.key: record for record in held.records()}
         listed = with_graph_links(listed, calls, effect_calls, held.rank)
-        state = dict(buffers_after(archive, model, step, held.rank))
-        of_rank = _RankReader(held.rank, listed, state)
+        state = list(left_behind(archive, model, step, held.rank))
+        others = [r for r in held.records(effects=True) if r.key.op in _GIVEN_OUT]
+        of_rank = _RankReader(held.rank, listed, state, _weights_taken_first(listed), others)
         yield Program(
             model,
             step,
@@ -147,13 +152,29 @@ def read_ranks(archive: Archive, model: str, step: int) -> Iterator[Program]:
         )
 
 
+def _bytes(record: Record) -> tuple[object, ...]:
+    return record.digest, record.dtype, record.shape
+
+
+def _weights_taken_first(held: Mapping[Key, Record]) -> dict[Key, Key]:
+    """Weights that calls took before their module was seen, if it was: where, and their names."""
+    found: dict[Key, Key] = {}
+    for key, record in held.items():
+        first = record.same_as
+        if key.slot.is_weight and first is not None and first in held and first.slot.is_input:
+            found.setdefault(first, key)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _RankReader:
     """One rank's records of a step."""
 
     rank: int
     held: Mapping[Key, Record]
-    state: Mapping[str, Record]  # what the step left in buffers, by name
+    state: Sequence[tuple[str, Record]]  # what the step may have left behind
+    weights: Mapping[Key, Key]  # where one was first taken by a call, and its own name
+    others: Sequence[Record]  # what it gave out inside of objects
 
     def value(self, key: Key) -> ValueId:
         """The value that was recorded under `key`, by its first name."""
@@ -163,7 +184,7 @@ class _RankReader:
                 break  # a damaged archive: links never run in circles
             seen.add(before)
             key = before
-        return ValueId(self.rank, key)
+        return ValueId(self.rank, self.weights.get(key, key))
 
     def nodes(self, calls: Sequence[Call]) -> Iterator[Node]:
         slots: dict[tuple[str, int], list[Key]] = {}
@@ -184,12 +205,12 @@ class _RankReader:
 
     def records(self) -> dict[ValueId, Record]:
         return {
-            ValueId(self.rank, key): record
+            ValueId(self.rank, self.weights.get(key, key)): record
             for key, record in self.held.items()
             if record.same_as is None or record.same_as not in self.held
         } | {
-            effect.value: self.state[effect.name]
-            for effect in self.state_effects()
+            effect.value: record
+            for effect, record in self._states()
             if effect.value.key not in self.held
         }
 
@@ -205,18 +226,32 @@ class _RankReader:
         for key in self.held:
             if key.op == ROOT and key.slot.is_output and key.call == 0:
                 yield StepEffect(key.slot, self.value(key))
+        for record in self.others:
+            first = record.same_as if record.same_as in self.held else self._made.get(_bytes(record))
+            if first is not None:
+                name = f"{record.key.op.function} {record.key.slot}"
+                yield StepEffect(name, self.value(first))
 
-    def state_effects(self) -> Iterator[StepEffect]:
-        """Buffers that hold what a call of the step gave, by its bytes, or else may hold it."""
-        made = {
-            (record.digest, record.dtype, record.shape): key
+    @property
+    def _made(self) -> dict[tuple[object, ...], Key]:
+        """What calls gave, by its bytes; the last of those that have the same."""
+        return {
+            _bytes(record): key
             for key, record in self.held.items()
             if key.slot.is_output and not key.op.is_module and record.kept is Kept.FULL
         }
+
+    def state_effects(self) -> Iterator[StepEffect]:
+        """What the step leaves behind for the next one, or in the end."""
+        return (effect for effect, _ in self._states())
+
+    def _states(self) -> Iterator[tuple[StepEffect, Record]]:
+        """What holds the bytes that a call of the step gave, and buffers that were written to."""
+        made = self._made
         started = {record.digest for key, record in self.held.items() if key.slot.is_weight}
-        for name, record in self.state.items():
-            key = made.get((record.digest, record.dtype, record.shape))
+        for name, record in self.state:
+            key = made.get(_bytes(record))
             if key is not None:
-                yield StepEffect(name, self.value(key), is_state=True)
-            elif record.digest not in started:  # else nobody has written to it
-                yield StepEffect(name, ValueId(self.rank, record.key), is_state=True)
+                yield StepEffect(name, self.value(key), is_state=True), record
+            elif name and record.digest not in started:
+                yield StepEffect(name, ValueId(self.rank, record.key), is_state=True), record

@@ -89,6 +89,7 @@ class Proof:
     shown: dict[str, set[ValueId]] = field(default_factory=dict)  # what effects that are the same
     # on both sides depend on, by side, where all calls behind them are right
     idle: dict[str, set[ValueId]] = field(default_factory=dict)  # what nothing was made of, by side
+    buffers: set[str] = field(default_factory=set)  # that are left the same, by golden's names
     dead: dict[str, set[ValueId]] = field(default_factory=dict)  # what no effect can depend on
     lone: list[ProofFinding] = field(default_factory=list)  # effects that one side alone has
 
@@ -202,7 +203,7 @@ class StepProof:
         self._show()
         self.proof.idle = {"golden": _idle(its), "target": _idle(mine)}
         self.proof.dead = {"golden": _dead(its.program), "target": _dead(mine.program)}
-        return Before(its, mine)
+        return Before(its, mine, self.before)
 
     def ask_kernels(self) -> None:
         """Ask about the kernels of the step that was asked about."""
@@ -218,7 +219,9 @@ class StepProof:
             is_shown = not self.proof.findings
             shown = [[e.value for e in program.effects if is_shown] for _, program in sides]
         else:
-            shown = [[pair[at].effect.value for pair in self._right()] for at in (0, 1)]
+            right = self._right()
+            shown = [[pair[at].effect.value for pair in right] for at in (0, 1)]
+            self.proof.buffers = {its.effect.name for its, _ in right if its.effect.is_state}
         self.proof.shown = {
             side: _used(program, values)
             for (side, program), values in zip(sides, shown, strict=True)
@@ -493,20 +496,20 @@ def _signature(program: Program, node: Node) -> tuple[object, ...] | None:
 
 
 def _dead(program: Program) -> set[ValueId]:
-    """What calls gave that write to nothing, and that no effect depends on."""
+    """What calls gave that no effect depends on, and that write to nothing that lasts."""
     used = _used(program, [effect.value for effect in program.effects])
-    living = used | written_values(program)
+    living = used | written_values(program, is_lasting=True)
     dead = {
         value
         for value, node in program.producers.items()
-        if value not in living and node.own is None and _is_known(node)
+        if value not in living and (node.own is not None or _is_known(node))
     }
     return dead | {place for place, value in program.places.items() if value in dead}
 
 
 def _is_known(node: Node) -> bool:
     try:
-        return not function_named(node.call.target).changes_first
+        return bool(function_named(node.call.target))
     except Unreplayable:
         return False
 

@@ -18,6 +18,7 @@ from dumpcmp.nouns.op_names import OpSet, plain_name
 from dumpcmp.nouns.record import UNWRITTEN, Call, Kept, Record
 from dumpcmp.nouns.value import DTYPES, Kind, to_torch
 from dumpcmp.replay.arguments import CallArguments, read_arguments
+from dumpcmp.replay.cancelling import SUMMED, terms_of
 from dumpcmp.replay.drawing import draws, dropped_share
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import check_size
@@ -164,6 +165,10 @@ class Shadow:
             run = partial(_run_strided, self.record(node.takes["input.0"]), run)
         given = (function.name, *((slot, id(inputs[slot])) for slot in sorted(inputs)))
         self._ask(node, given, self._arguments(node, function), inputs, run)
+        for value in node.gives.values():
+            made = self.quantities[value].application
+            if made is not None and made.level is None and function.kind in SUMMED:
+                made.level = partial(_level, node.call.arguments, function)
 
     def _ask(
         self,
@@ -404,6 +409,13 @@ def _run(text: str, function: ReplayFunction, given: Mapping[str, Tensor]) -> di
     arguments = fitted(read_arguments(text, given), given).mapped(_widened)
     check_size(function, arguments)
     return run(function, arguments)
+
+
+def _level(text: str, function: ReplayFunction, given: Mapping[str, Tensor]) -> float:
+    """The size of the terms of a sum, if nothing of them cancelled."""
+    arguments = fitted(read_arguments(text, given), given).mapped(_widened)
+    found = terms_of(function, arguments, run(function, arguments), torch.float64)
+    return max((float(each.mean()) for each in found.values() if each.numel()), default=0.0)
 
 
 def _run_as_rounded(call: Call, given: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -93,7 +93,7 @@ def _rank_by_rank(
 
 
 def _same_name(one: ShownEffect, other: ShownEffect) -> bool:
-    return one.effect.name == other.effect.name
+    return bool(one.effect.name) and one.effect.name == other.effect.name
 
 
 def _shown(shadow: Shadow, effect: StepEffect) -> ShownEffect:

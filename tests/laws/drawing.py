@@ -94,7 +94,7 @@ def drawn(seed: int, is_traced: bool = False) -> Plan:
 
 def rewritten(plan: Plan, draws: random.Random) -> Plan:
     """The same program, written in another way."""
-    ways = tuple(draws.choice(PIECES[kind].ways) for kind in plan.kinds)
+    ways = tuple(draws.choice(_ways(plan, kind)) for kind in plan.kinds)
     if draws.random() < 0.5:  # one piece alone is written in another way
         chosen = draws.randrange(len(ways))
         ways = tuple(way if at == chosen else plan.ways[at] for at, way in enumerate(ways))
@@ -108,6 +108,11 @@ def rewritten(plan: Plan, draws: random.Random) -> Plan:
         idle=tuple(at for at in range(len(ways)) if draws.random() < 0.06),
         is_by_row=can_split and not plan.trains and draws.random() < 0.2,
     )
+
+
+def _ways(plan: Plan, kind: str) -> tuple[str, ...]:
+    """The ways to write a piece; what a shorter dtype makes of weights nobody could bound."""
+    return tuple(way for way in PIECES[kind].ways if not (plan.trains and "short" in way))
 
 
 def _other_order(plan: Plan, draws: random.Random) -> tuple[int, ...]:

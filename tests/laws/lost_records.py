@@ -30,20 +30,17 @@ def without_record(source: Path, path: Path, lost: Key) -> Path:
 def _copy_step(
     archive: Archive, sink: ArchiveWriter, calls: list[Call], records: list[Record], lost: Key
 ) -> None:
-    of_call: dict[tuple[str, int], list[Record]] = {}
-    heir: Key | None = None
-    for record in records:
-        of_call.setdefault((record.key.op, record.key.call), []).append(record)
     for call in sorted(calls, key=lambda each: each.order):
         sink.call(call)
-        for record in of_call.get((call.op, call.call), ()):
-            if record.key == lost:
-                continue
-            if record.same_as == lost and heir is None:
-                heir = record.key
-                record = replace(record, same_as=None)
-            elif record.same_as == lost:
-                record = replace(record, same_as=heir)
-            is_held = record.same_as is None and record.kept is Kept.FULL and not record.problem
-            source = Dense(archive.load(record).bits) if is_held else None
-            sink.put(replace(record, location=None), source)
+    kept = [record for record in records if record.key != lost]
+    heir = next((record.key for record in kept if record.same_as == lost), None)
+    kept = [
+        replace(record, same_as=None if record.key == heir else heir)
+        if record.same_as == lost
+        else record
+        for record in kept
+    ]
+    for record in sorted(kept, key=lambda each: each.same_as is not None):  # links come last
+        is_held = record.same_as is None and record.kept is Kept.FULL and not record.problem
+        source = Dense(archive.load(record).bits) if is_held else None
+        sink.put(replace(record, location=None), source)

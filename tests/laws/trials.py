@@ -129,6 +129,7 @@ def with_wrong_kernel(plan: Plan, archive: Path, draws: random.Random) -> Plante
         and record.dtype in ("float32", "bfloat16")
         and record.shape
         and record.key.op.function not in _UNTOUCHED
+        and record.key.site.key("output.1") not in held  # it gives one tensor
     ]
     if not found:
         return None
@@ -218,7 +219,7 @@ class Trial:
                 continue
             try:
                 far = how_far(exact(planted.plan), truths[1 - side])
-            except (RuntimeError, IndexError):
+            except (RuntimeError, IndexError, TypeError):
                 continue  # it cannot even be run
             if far > REACHES[planted.plan.dtype]:
                 self._plant(planted, side, plans, paths)
@@ -312,3 +313,46 @@ def hold(seeds: Iterable[int], room: Path) -> Iterator[Findings]:
             found = Trial(seed, place).run()
         shutil.rmtree(place, ignore_errors=True)
         yield found
+
+
+def hold_modes(seeds: Iterable[int], mode: str, room: Path) -> Iterator[Findings]:
+    """What each seed comes to where the target is captured in another `mode`."""
+    for seed in seeds:
+        place = room / str(seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield _in_mode(seed, mode, place)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _in_mode(seed: int, mode: str, room: Path) -> Findings:
+    """A sound pair and one with a fault: eager and `mode` give the same answer, or none."""
+    found, draws = Findings(), random.Random(seed + (1 << 41))
+    plan = drawn(seed, is_traced=mode != "aten")
+    other = rewritten(plan, draws)
+    planted = with_fault(other, draws)
+    if mode != "aten":  # graphs have no place for what is written between them
+        plan = replace(plan, lengths=plan.lengths[:1])
+        other = replace(other, lengths=plan.lengths)
+        planted = replace(planted, plan=replace(planted.plan, lengths=plan.lengths))
+    golden = dumped(plan, room / "golden")
+    pairs = {"sound": other}
+    if planted.question != "effect" and _reaches(planted.plan, plan):
+        pairs[planted.question] = planted.plan
+    for name, target in pairs.items():
+        codes = []
+        for how in ("eager", mode):
+            outcome = dumpcmp.compare(golden, dumped(target, room / f"{name}-{how}", how))
+            codes.append(outcome.exit_code)
+        found.counts[f"{mode}, {name}: {('SAME', 'DIFFERENT', 'UNKNOWN')[codes[1]]}"] += 1
+        if UNKNOWN not in codes and codes[0] != codes[1]:
+            told = f"{outcome.word} in {mode}, and {codes[0]} in eager, OF {plan} | {target}"
+            found.violations.append(Violation(5, seed, told))
+    return found
+
+
+def _reaches(faulty: Plan, plan: Plan) -> bool:
+    try:
+        return how_far(exact(faulty), exact(plan)) > REACHES[plan.dtype]
+    except (RuntimeError, IndexError):
+        return False
