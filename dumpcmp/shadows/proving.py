@@ -27,7 +27,7 @@ from dumpcmp.shadows.outside import (
 )
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.quantities import Book, Quantity
-from dumpcmp.shadows.rewritten_memory import written_values
+from dumpcmp.shadows.rewritten_memory import RewrittenMemory, written_values
 from dumpcmp.shadows.shadow import Choices, Shadow
 from dumpcmp.shadows.shown_effects import EffectPair, PairedEffects, paired_effects
 from dumpcmp.shadows.starting import Before, Relation, Start, is_spread
@@ -153,6 +153,7 @@ class StepProof:
     proof: Proof
     before: Before | None
     _programs_asked: tuple[Program, Program] | None = None
+    _shadows: Sequence[Shadow] = ()
     _same: list[EffectPair] = field(default_factory=list)  # effects that are shown to be
     _wrong: dict[str, set[Node]] = field(default_factory=dict)  # calls not shown to be right
 
@@ -199,7 +200,7 @@ class StepProof:
         self._starts(start, its, mine, noise_of(returned, its, mine))
         self.proof.is_start_known = not self.proof.findings
         self._programs(its, mine, effects)
-        self._programs_asked = its.program, mine.program
+        self._programs_asked, self._shadows = (its.program, mine.program), (its, mine)
         self._show()
         self.proof.idle = {"golden": _idle(its), "target": _idle(mine)}
         self.proof.dead = {"golden": _dead(its.program), "target": _dead(mine.program)}
@@ -223,8 +224,8 @@ class StepProof:
             shown = [[pair[at].effect.value for pair in right] for at in (0, 1)]
             self.proof.buffers = {its.effect.name for its, _ in right if its.effect.is_state}
         self.proof.shown = {
-            side: _used(program, values)
-            for (side, program), values in zip(sides, shown, strict=True)
+            side: _used(program, values) | _memories_like(shadow, values)
+            for (side, program), values, shadow in zip(sides, shown, self._shadows, strict=True)
         }
 
     def _right(self) -> Sequence[EffectPair]:
@@ -452,6 +453,16 @@ def _used(program: Program, effects: Sequence[ValueId]) -> set[ValueId]:
     nodes = program.behind(effects)
     used = {value for node in nodes for value in node.takes.values()} | set(effects)
     return used | {place for place, value in program.places.items() if value in used}
+
+
+def _memories_like(shadow: Shadow, effects: Sequence[ValueId]) -> set[ValueId]:
+    """Memories that were written to, and hold what one of `effects` is: nothing else is in them."""
+    known = {id(shadow.quantity(effect)) for effect in effects}
+    return {
+        value
+        for value, node in shadow.program.producers.items()
+        if isinstance(node.own, RewrittenMemory) and id(shadow.quantity(value)) in known
+    }
 
 
 @dataclass(eq=False)

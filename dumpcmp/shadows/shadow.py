@@ -41,6 +41,7 @@ _JUMPS = OpSet("round floor ceil trunc fix frac sign sgn heaviside floor_divide 
 _CONSTANTS = OpSet(
     "tensor scalar_tensor lift_fresh lift_fresh_copy full linspace logspace new_tensor"
 )
+_SCALES = OpSet("mul multiply div divide true_divide neg negative")
 _BY_STRIDE = OpSet("as_strided as_strided_copy as_strided_scatter")
 _NUMBER = re.compile(r"-?\b\d+\b")
 _LONGEST_STEP = 2.0**-7  # between numbers of a dtype that computes: a cast to it only rounds
@@ -167,7 +168,10 @@ class Shadow:
         self._ask(node, given, self._arguments(node, function), inputs, run)
         for value in node.gives.values():
             made = self.quantities[value].application
-            if made is not None and made.level is None and function.kind in SUMMED:
+            if made is None:
+                continue
+            made.scales = function.kind is FunctionKind.MOVES or function.name in _SCALES
+            if made.level is None and function.kind in SUMMED:
                 made.level = partial(_level, node.call.arguments, function)
 
     def _ask(

@@ -70,12 +70,12 @@ class Plan:
         return {value - 1 for value in found}
 
 
-def drawn(seed: int, is_traced: bool = False) -> Plan:
-    """A program from a seed, everything in its usual way."""
+def drawn(seed: int, is_traced: bool = False, most: int = 5) -> Plan:
+    """A program from a seed, of `most` pieces at most, everything in its usual way."""
     draws = random.Random(seed)
     known = sorted(name for name, kind in PIECES.items() if kind.is_traced or not is_traced)
     kinds, inputs = [], []
-    for number in range(draws.randint(2, 5)):
+    for number in range(draws.randint(min(2, most), most)):
         kind = draws.choice(known)
         last = number
         first = last if draws.random() < 0.75 else draws.randint(0, last)
@@ -83,7 +83,8 @@ def drawn(seed: int, is_traced: bool = False) -> Plan:
         kinds.append(kind)
         inputs.append((first, *others))
     end = draws.choice(["Scores", "Both", "Loss"])
-    lengths = tuple([draws.randint(3, 5)] + [draws.choice([1, 2, 3])] * draws.choice([0, 0, 0, 1, 2]))
+    later = draws.choice([0, 0, 0, 1, 2]) if most > 2 else 0
+    lengths = (draws.randint(3, 5), *[draws.choice([1, 2, 3])] * later)
     trains = draws.random() < 0.4
     dtype = SHORT if draws.random() < 0.3 else torch.float32
     return Plan(
@@ -230,7 +231,7 @@ def run(model: nn.Module, plan: Plan, call: Any = None) -> Iterator[tuple[object
         x = given(plan, step).to(dtype).requires_grad_(plan.trains)
         with torch.set_grad_enabled(plan.trains), ExitStack():
             try:
-                result: object = (call or model)(x)
+                result: object = (model if call is None else call)(x)
             except ValueError as error:
                 yield error, x
                 return

@@ -13,20 +13,25 @@ counts what became of so many.
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.laws.drawing import drawn
+import dumpcmp
+from tests.laws.drawing import Plan, drawn, exact, how_far, rewritten, with_fault
 from tests.laws.ending_pieces import ENDS
+from tests.laws.on_ranks import on_ranks
 from tests.laws.pieces import PIECES
-from tests.laws.trials import Findings, hold, hold_modes
+from tests.laws.trials import DIFFERENT, SAME, Findings, dumped, hold, hold_modes
+from tests.taps.distributed.launching import forked
 
-PROGRAMS = int(os.environ.get("DUMPCMP_LAWS", "24"))
+PROGRAMS = int(os.environ.get("DUMPCMP_LAWS", "20"))
 SEED = int(os.environ.get("DUMPCMP_SEED", "0"))
 IS_LONG = "DUMPCMP_LAWS" in os.environ
-SHARES = {"aten": 8, "fx": 24}  # one program in so many
+SHARES = {"aten": 10, "fx": 16}  # one program in so many
+MOST = 5 if IS_LONG else 2  # pieces of a program
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +44,7 @@ def _one_thread() -> object:
 
 def test_no_law_is_broken(tmp_path: Path) -> None:
     total = Findings()
-    for found in hold(range(SEED, SEED + PROGRAMS), tmp_path):
+    for found in hold(range(SEED, SEED + PROGRAMS), tmp_path, MOST):
         total += found
     print(total)
     assert not total.violations, str(total)
@@ -49,9 +54,40 @@ def test_no_law_is_broken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", SHARES)
 def test_all_modes_give_the_same_answer(mode: str, tmp_path: Path) -> None:
     total = Findings()
-    for found in hold_modes(range(SEED, SEED + PROGRAMS, SHARES[mode]), mode, tmp_path):
+    for found in hold_modes(range(SEED, SEED + PROGRAMS, SHARES[mode]), mode, tmp_path, MOST):
         total += found
     assert not total.violations, str(total)
+
+
+def test_two_ranks_give_the_same_answer(tmp_path: Path) -> None:
+    seeds = range(SEED, SEED + max(4, PROGRAMS // 20 if IS_LONG else 0))
+    forked(2, "tests.laws.on_ranks", str(tmp_path), *map(str, seeds))
+    for seed in seeds:
+        golden = dumped(on_ranks(seed), tmp_path / f"golden-{seed}")
+        for name, forbidden in (("sound", DIFFERENT), ("wrong", SAME)):
+            target = tmp_path / f"{name}-{seed}"
+            if target.exists():
+                for pair in ((golden, target), (target, golden)):
+                    outcome = dumpcmp.compare(*pair)
+                    assert outcome.exit_code != forbidden, f"seed {seed}, {name}: {outcome.word}"
+
+
+def test_compiled_runs_give_the_same_answer(tmp_path: Path) -> None:
+    """One compilation; what is eager is rewritten, or has a fault."""
+    draws = random.Random(SEED)
+    plan = Plan(
+        SEED, ("Norm", "Gated", "Residual"), ((0,), (1,), (2, 0)), ("plain", "plain", "plain"),
+        (0, 1, 2), "Scores", "plain", (4,), torch.float32, trains=False,
+    )  # fmt: skip
+    golden = dumped(plan, tmp_path / "golden", "compiled")
+    for number in range(4):
+        other = rewritten(plan, draws)
+        outcome = dumpcmp.compare(golden, dumped(other, tmp_path / f"sound-{number}"))
+        assert outcome.exit_code != DIFFERENT, f"{other}: {outcome.word}"
+        planted = with_fault(other, draws)
+        if planted.question == "program" and how_far(exact(planted.plan), exact(plan)) > 1e-3:
+            outcome = dumpcmp.compare(golden, dumped(planted.plan, tmp_path / f"wrong-{number}"))
+            assert outcome.exit_code != SAME, f"{planted.plan}: {outcome.word}"
 
 
 def test_every_piece_comes_up() -> None:

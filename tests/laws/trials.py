@@ -154,12 +154,13 @@ class Trial:
 
     seed: int
     room: Path
+    most: int = 5  # pieces
     found: Findings = field(default_factory=Findings)
 
     def run(self) -> Findings:
         """Hold it to the laws."""
         self.draws = random.Random(self.seed + (1 << 40))
-        plan = drawn(self.seed)
+        plan = drawn(self.seed, most=self.most)
         ours = rewritten(plan, self.draws) if self.draws.random() < 0.3 else plan
         theirs = rewritten(plan, self.draws)
         self.found.counts["programs"] += 1
@@ -304,31 +305,31 @@ def _place(plan: Plan, module: str) -> int | None:
     return len(plan.kinds) if module in ("end", "tail") else _piece(plan, module)
 
 
-def hold(seeds: Iterable[int], room: Path) -> Iterator[Findings]:
+def hold(seeds: Iterable[int], room: Path, most: int = 5) -> Iterator[Findings]:
     """What each seed comes to; all that it writes is removed again."""
     for seed in seeds:
         place = room / str(seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = Trial(seed, place).run()
+            found = Trial(seed, place, most).run()
         shutil.rmtree(place, ignore_errors=True)
         yield found
 
 
-def hold_modes(seeds: Iterable[int], mode: str, room: Path) -> Iterator[Findings]:
+def hold_modes(seeds: Iterable[int], mode: str, room: Path, most: int = 5) -> Iterator[Findings]:
     """What each seed comes to where the target is captured in another `mode`."""
     for seed in seeds:
         place = room / str(seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield _in_mode(seed, mode, place)
+            yield _in_mode(seed, mode, place, most)
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _in_mode(seed: int, mode: str, room: Path) -> Findings:
+def _in_mode(seed: int, mode: str, room: Path, most: int) -> Findings:
     """A sound pair and one with a fault: eager and `mode` give the same answer, or none."""
     found, draws = Findings(), random.Random(seed + (1 << 41))
-    plan = drawn(seed, is_traced=mode != "aten")
+    plan = drawn(seed, is_traced=mode != "aten", most=most)
     other = rewritten(plan, draws)
     planted = with_fault(other, draws)
     if mode != "aten":  # graphs have no place for what is written between them

@@ -80,6 +80,8 @@ class Question:
         """
         error = norm = 0.0
         mine = self.load(position)
+        if Kind.COMPLEX in (kinds := {mine.dtype.kind, self.golden.dtype.kind}) and len(kinds) > 1:
+            return math.inf  # complex numbers are no layout of real ones
         for there, here in slices(plan.tiles[tile].region):
             part, shard = self.golden.bits[there], mine.bits[here]
             if part.size > _SAMPLED:
