@@ -31,7 +31,7 @@ from dumpcmp.align.mesh.unshard import (
 )
 from dumpcmp.judge.tolerances import ACCIDENT, REGION
 from dumpcmp.nouns.layouts import Layout, over_all_ranks
-from dumpcmp.nouns.value import Value, widen
+from dumpcmp.nouns.value import Kind, Value, widen
 
 _SAMPLED = 1 << 20  # elements of a block that decide whether it fits
 _SIGNED = 4096  # elements of a slice that its signature looks at
