@@ -22,9 +22,11 @@ from dumpcmp.replay.rating import Rerun
 from dumpcmp.replay.unreplayable import Unreplayable
 from dumpcmp.shadows.plain_arguments import plain_arguments
 from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId
+from dumpcmp.shadows.region_gradients import Regions
 from dumpcmp.shadows.rewritten_memory import written_values
 
 _OUTPUT = "output.0"
+_MOST_VALUES = 4  # that have one gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,7 @@ def with_gradients(program: Program, load: LoadValue | None = None) -> Program:
     """
     made = sorted(_gradient_nodes(program), key=lambda pair: -pair[0])
     if load is not None:
-        knowing = _Knowing(program, load)
-        made = [(at, node) for at, each in made for node in knowing.nodes(each)]
-        known = {gradient for _, node in made for gradient in node.gives.values()}
-        made = [*((len(program.nodes), node) for node in knowing.unmade(known)), *made]
+        made = _Knowing(program, load).made(made)
     if not made:
         return program
     effects = [*program.effects, *_gradient_effects(program)]
@@ -136,7 +135,6 @@ class OpenGradient:
         return Replay(unknown=self.reason)
 
 
-_WRITTEN = "calls wrote to the memory of its value, so that it is not known what makes its gradient"
 
 _UNMADE = "no call is known to have handed this gradient back"
 
@@ -156,31 +154,61 @@ class _Knowing:
         self._written = set(self._gradients_of(written_values(self.program)))
 
     def _gradients_of(self, values: Collection[ValueId]) -> Iterator[ValueId]:
+        for value, gradient in self._gradients:
+            if value in values:
+                yield gradient
+
+    @property
+    def _gradients(self) -> Iterator[tuple[ValueId, ValueId]]:
+        """Values, and their gradients."""
         for node in self.program.nodes:
             for slot, value in (*node.gives.items(), *node.takes.items()):
                 gradient = node.gradients.get(f"grad_{slot}")
-                if value in values and gradient is not None:
-                    yield gradient
+                if gradient is not None:
+                    yield value, gradient
+        yield from self.program.gradients.items()
 
-    def nodes(self, node: Node) -> Iterator[Node]:
-        """The node of a gradient as far as it is known; none where it is given from outside."""
-        (gradient,) = node.gives.values()
-        is_open = gradient in self._returned or gradient in self._written
-        if not is_open or self._is_right(node, gradient):
-            yield node
-        elif gradient not in self._returned and node.own is not None:
-            yield replace(node, own=OpenGradient(node.own.slot, _WRITTEN))
-
-    def unmade(self, known: Collection[ValueId]) -> Iterator[Node]:
-        """A node for each gradient inside of the program that no call is known to have made."""
-        seen = {*known, *self._returned}
+    def made(self, nodes: Sequence[tuple[int, Node]]) -> list[tuple[int, Node]]:
+        """The nodes of gradients as far as they are known; those from outside have none."""
+        found, left = list[tuple[int, Node]](), dict[ValueId, str]()
+        for place, node in nodes:
+            (gradient,) = node.gives.values()
+            is_open = gradient in self._returned or gradient in self._written
+            if not is_open or self._is_right(node, gradient):
+                found.append((place, node))
+            elif gradient not in self._returned and node.own is not None:
+                left[gradient] = node.own.slot
+        known = {gradient for _, node in found for gradient in node.gives.values()}
         for node in self.program.nodes:
             for slot, gradient in node.gradients.items():
-                if gradient not in seen:
-                    seen.add(gradient)
-                    yield Node(
-                        gradient.rank, node.call, {}, {_OUTPUT: gradient}, OpenGradient(slot, _UNMADE)
-                    )
+                if gradient not in known and gradient not in self._returned:
+                    left.setdefault(gradient, slot)
+        found += self._by_regions(left, known | self._returned)
+        return sorted(found, key=lambda pair: -pair[0])
+
+    def _by_regions(
+        self, left: Mapping[ValueId, str], known: set[ValueId]
+    ) -> Iterator[tuple[int, Node]]:
+        """Of gradients that are `left`, what all that was made of their values tells."""
+        values: dict[ValueId, list[ValueId]] = {}
+        for value, gradient in self._gradients:
+            values.setdefault(gradient, []).append(value)
+        regions = Regions(self.program, dict(self._gradients))
+        orders = {value: self.program.records[value].order for some in values.values()
+                  for value in some}  # fmt: skip
+        last = len(self.program.nodes)
+        for gradient in sorted(left, key=lambda g: -max(orders[value] for value in values[g])):
+            # What only passes a gradient on has the same as what it took: the last one is asked.
+            some = sorted(dict.fromkeys(values[gradient]), key=lambda value: -orders[value])
+            asked = (regions.node(v, known, left[gradient]) for v in some[:_MOST_VALUES])
+            right = (made for made in asked if made and self._is_right(made[1], gradient))
+            if (made := next(right, None)) is not None:
+                known.add(gradient)
+                yield made
+                continue
+            node = next(n for n in self.program.nodes if gradient in n.gradients.values())
+            own = OpenGradient(left[gradient], _UNMADE)
+            yield last, Node(gradient.rank, node.call, {}, {_OUTPUT: gradient}, own)
 
     def _is_right(self, node: Node, gradient: ValueId) -> bool:
         """Whether it is what the calls behind it hand back."""
