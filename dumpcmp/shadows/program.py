@@ -234,12 +234,14 @@ class _RankReader:
 
     @property
     def _made(self) -> dict[tuple[object, ...], Key]:
-        """What calls gave, by its bytes; the last of those that have the same."""
-        return {
-            _bytes(record): key
-            for key, record in self.held.items()
-            if key.slot.is_output and not key.op.is_module and record.kept is Kept.FULL
-        }
+        """What calls gave, or else took, by its bytes; the last of those that have the same."""
+        found: dict[tuple[object, ...], Key] = {}
+        for is_given in (False, True):
+            for key, record in self.held.items():
+                is_kept = record.kept is Kept.FULL and not key.op.is_module
+                if is_kept and (key.slot.is_output if is_given else key.slot.is_input):
+                    found[_bytes(record)] = key
+        return found
 
     def state_effects(self) -> Iterator[StepEffect]:
         """What the step leaves behind for the next one, or in the end."""
@@ -250,7 +252,7 @@ class _RankReader:
         made = self._made
         started = {record.digest for key, record in self.held.items() if key.slot.is_weight}
         for name, record in self.state:
-            key = made.get(_bytes(record))
+            key = None if record.digest in started else made.get(_bytes(record))
             if key is not None:
                 yield StepEffect(name, self.value(key), is_state=True), record
             elif name and record.digest not in started:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -72,6 +72,7 @@ def paired_effects(golden: Shadow, target: Shadow) -> PairedEffects:
                 theirs.remove(mine)
     if len(ours) == len(theirs) == 1 and _same_kind(ours[0], theirs[0]):  # one result on each side, under other names
         found.pairs.append((ours.pop(), theirs.pop()))
+    packed = [*_packed(ours, theirs), *((one, other) for other, one in _packed(theirs, ours))]
     # Whether a buffer is left otherwise that calls of one side alone are known to make is told by
     # the numbers in it.
     found.lone += (("golden", each.effect) for each in ours if not each.effect.is_state)
@@ -79,7 +80,39 @@ def paired_effects(golden: Shadow, target: Shadow) -> PairedEffects:
     for pair in found.pairs:
         if not pair[0].is_same(pair[1]) and not _is_part_of_other(pair, found.remarks):
             found.differing.append(pair)
+    found.pairs += packed
     return found
+
+
+def _packed(
+    wholes: list[ShownEffect], parts: list[ShownEffect]
+) -> Iterator[tuple[ShownEffect, ShownEffect]]:
+    """Gradients of weights that the other side has in parts, and those; they are taken away."""
+    for whole in [each for each in wholes if each.leaf is not None]:
+        try:
+            some = _joined_into(whole, [each for each in parts if each.leaf is not None])
+        except DumpcmpError:
+            continue
+        if some:
+            wholes.remove(whole)
+        for part in some:
+            parts.remove(part)
+            yield whole, part
+
+
+def _joined_into(whole: ShownEffect, parts: Sequence[ShownEffect]) -> Sequence[ShownEffect]:
+    """Those of `parts` that stand beside each other and make `whole` together; or none."""
+    wanted = whole.quantity.tensor
+    alike = [p for p in parts if p.quantity.tensor.shape[1:] == wanted.shape[1:]]
+    for first in range(len(alike)):
+        for last in range(first + 2, len(alike) + 1):
+            tensors = [each.quantity.tensor for each in alike[first:last]]
+            size = sum(each.shape[0] for each in tensors if each.ndim)
+            if not wanted.ndim or size > wanted.shape[0]:
+                break
+            if size == wanted.shape[0] and same_elements(torch.cat(tensors), wanted):
+                return alike[first:last]
+    return ()
 
 
 def _rank_by_rank(

@@ -204,3 +204,37 @@ def idle_later(parts: Kept, x: Tensor) -> Tensor:
 def test_what_is_computed_for_nothing_is_no_difference(tmp_path: Path) -> None:
     paths = dumped(tmp_path / "d1", idle), dumped(tmp_path / "d2", idle_later)
     assert dumpcmp.compare(*paths).exit_code == 0
+
+
+class Packed(nn.Module):
+    """Two layers, or one with the weights of both; of what the second gives the mean is taken."""
+
+    def __init__(self, is_packed: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+        if is_packed:
+            self.both = nn.Linear(8, 16)
+            with torch.no_grad():
+                self.both.weight.copy_(torch.cat([first.weight, second.weight]))
+                self.both.bias.copy_(torch.cat([first.bias, second.bias]))
+        else:
+            self.first, self.second = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        if hasattr(self, "both"):
+            y, z = self.both(x).chunk(2, -1)
+        else:
+            y, z = self.first(x), self.second(x)
+        return y.tanh() + z - z.mean(0)  # type: ignore[no-any-return]
+
+
+def test_gradients_of_packed_weights_are_those_of_their_parts(tmp_path: Path) -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    for name, is_packed in (("d1", False), ("d2", True)):
+        model = Packed(is_packed)
+        with dumpcmp.capture(model, tmp_path / name, backward=True):
+            model(x).square().sum().backward()
+    for pair in (("d1", "d2"), ("d2", "d1")):
+        proof = prove(*(tmp_path / name for name in pair))
+        assert proof.answer is ProofAnswer.SAME and not proof.lone, str(proof)
