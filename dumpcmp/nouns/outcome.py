@@ -207,7 +207,7 @@ def _told_of_effect(row: Row) -> str:
 
 
 def _is_measured(row: Row) -> bool:
-    """Whether numbers show that it fails: calls may be paired otherwise where some are not known."""
+    """Whether numbers show that it fails: where calls are lost, others may be paired otherwise."""
     is_called = row.judgement.why in (Why.CALL, Why.WIRED)
     return row.key.op.is_effect or (row.metrics is not None and not is_called)
 

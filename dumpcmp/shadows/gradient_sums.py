@@ -135,7 +135,6 @@ class OpenGradient:
         return Replay(unknown=self.reason)
 
 
-
 _UNMADE = "no call is known to have handed this gradient back"
 
 

@@ -17,7 +17,6 @@ from dumpcmp.replay.rating import Rerun
 from dumpcmp.shadows.graph_links import with_graph_links, without_graphs
 from dumpcmp.shadows.state_after import left_behind
 
-
 _GIVEN_OUT = frozenset(effect.op for effect in Effect if not effect.is_of_end)
 
 
@@ -227,7 +226,9 @@ class _RankReader:
             if key.op == ROOT and key.slot.is_output and key.call == 0:
                 yield StepEffect(key.slot, self.value(key))
         for record in self.others:
-            first = record.same_as if record.same_as in self.held else self._made.get(_bytes(record))
+            first = (
+                record.same_as if record.same_as in self.held else self._made.get(_bytes(record))
+            )
             if first is not None:
                 name = f"{record.key.op.function} {record.key.slot}"
                 yield StepEffect(name, self.value(first))

@@ -50,7 +50,7 @@ class PairedEffects:
 
 
 def paired_effects(golden: Shadow, target: Shadow) -> PairedEffects:
-    """Effects of one name; of what is left, those of one leaf or quantity; and what is left then."""
+    """Effects of one name; of what is left, those of one leaf or quantity; and what is left."""
     ours, theirs = ([_shown(shadow, effect) for effect in shadow.program.effects]
                     for shadow in (golden, target))  # fmt: skip
     ranks = [sorted({each.rank for each in side}) for side in (ours, theirs)]
@@ -70,7 +70,9 @@ def paired_effects(golden: Shadow, target: Shadow) -> PairedEffects:
                 found.pairs.append((its, mine))
                 ours.remove(its)
                 theirs.remove(mine)
-    if len(ours) == len(theirs) == 1 and _same_kind(ours[0], theirs[0]):  # one result on each side, under other names
+    if len(ours) == len(theirs) == 1 and _same_kind(
+        ours[0], theirs[0]
+    ):  # one result on each side, under other names
         found.pairs.append((ours.pop(), theirs.pop()))
     packed = [*_packed(ours, theirs), *((one, other) for other, one in _packed(theirs, ours))]
     # Whether a buffer is left otherwise that calls of one side alone are known to make is told by

@@ -1,4 +1,4 @@
-"""What a step leaves behind for the next one, in buffers and elsewhere, or at the end of the run."""
+"""What a step leaves behind for the next one, in buffers and elsewhere, or in the end."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from dumpcmp.nouns.record import Kept, Record
 _BUFFER = "buffer"
 
 
-def left_behind(
-    archive: Archive, model: str, step: int, rank: int
-) -> Iterator[tuple[str, Record]]:
+def left_behind(archive: Archive, model: str, step: int, rank: int) -> Iterator[tuple[str, Record]]:
     """What a step of `rank` may have left: buffers by name, such as ``buffer.layers.0.mean``.
 
     What else the next step took and did not make, such as a cache, has no name.

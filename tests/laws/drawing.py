@@ -188,7 +188,7 @@ class Drawn(nn.Module):
 
     def forward(self, x: Tensor) -> object:
         if self.plan.is_by_row:
-            found = [self._run(row) for row in x.split(1)]
+            found = [self._run(row) for row in torch.split(x, 1)]
             return torch.cat([each for each in found if isinstance(each, Tensor)])
         return self._run(x)
 

@@ -117,9 +117,7 @@ class Attention(Piece):
         return self._out((raised @ v) / raised.sum(-1, keepdim=True))
 
     def einsum(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            layer(x).view(*x.shape[:2], HEADS, SIZE) for layer in (self.q, self.k, self.v)
-        )
+        q, k, v = (layer(x).view(*x.shape[:2], HEADS, SIZE) for layer in (self.q, self.k, self.v))
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * SCALE
         shares = scores.masked_fill_(later(x), -torch.inf).softmax(-1)
         return self.out(torch.einsum("bhqk,bkhd->bqhd", shares, v).reshape(x.shape))  # type: ignore[no-any-return]
@@ -604,6 +602,7 @@ class Convolved(Piece):
     def by_shifts(self, x: Tensor) -> Tensor:
         padded, weight = F.pad(x, (0, 0, 2, 0)), self.conv.weight[:, 0]
         shifted = [padded[:, at : at + x.shape[1]] * weight[:, at] for at in range(3)]
+        assert self.conv.bias is not None
         return shifted[0] + shifted[1] + shifted[2] + self.conv.bias
 
     def cropped(self, x: Tensor) -> Tensor:
@@ -613,6 +612,7 @@ class Convolved(Piece):
 
     def unfolded(self, x: Tensor) -> Tensor:
         windows = F.pad(x, (0, 0, 2, 0)).unfold(1, 3, 1)
+        assert self.conv.bias is not None
         return (windows * self.conv.weight[:, 0]).sum(-1) + self.conv.bias
 
     def not_causal(self, x: Tensor) -> Tensor:

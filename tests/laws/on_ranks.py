@@ -1,4 +1,4 @@
-"""Programs at random on two ranks, each with its rows of the batch: python -m me DIRECTORY SEEDS."""
+"""Programs at random on two ranks, each with its rows: python -m me DIRECTORY SEEDS."""
 
 from __future__ import annotations
 

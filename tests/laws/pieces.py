@@ -158,7 +158,7 @@ class Norm(Piece):
         return normed * self.norm.weight + self.norm.bias
 
     def by_token(self, x: Tensor) -> Tensor:
-        return torch.cat([self.norm(part) for part in x.split(1, 1)], 1)
+        return torch.cat([self.norm(part) for part in torch.split(x, 1, 1)], 1)
 
     def with_var(self, x: Tensor) -> Tensor:
         spread, mean = torch.var_mean(x, -1, unbiased=False, keepdim=True)

@@ -30,13 +30,8 @@ class Kept(nn.Module):
         return self.way(self, x)
 
 
-def dumped(
-    path: Path, way: Way, steps: int = 1, trains: bool = False, names: dict[str, str] | None = None
-) -> Path:
-    model: nn.Module = Kept(way)
-    if names:
-        model = nn.ModuleDict({names["model"]: model})
-        model.forward = model[names["model"]].forward  # type: ignore[index,method-assign]
+def dumped(path: Path, way: Way, steps: int = 1, trains: bool = False) -> Path:
+    model = Kept(way)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with dumpcmp.capture(model, path, backward=trains), torch.set_grad_enabled(trains):
         for step in range(steps):
