@@ -14,6 +14,7 @@ from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.side import Side, StepName
 from dumpcmp.nouns.arithmetic import keeps_statistics
+from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
 from dumpcmp.nouns.row import Judgement, Row, Verdict, Why
@@ -28,6 +29,7 @@ _SETTLED = (
     "the sides differ, but both programs give the same in float64, and every call that it "
     "depends on is right"
 )
+_UNTOLD = "memory was written to on the way, so that it is not known what makes this gradient"
 _ASKED = "right for what it was given, but asked for something else"
 _PLAINLY = frozenset((Verdict.PASS, Verdict.DTYPE, Verdict.EMPTY, Verdict.SKIPPED))
 _OPEN = frozenset((Verdict.FAIL, Verdict.UNPAIRED, Verdict.SHAPE, Verdict.INCONCLUSIVE))
@@ -79,11 +81,23 @@ class Proofs:
             return rows
         self.remarks |= dict.fromkeys(proof.remarks)
         if proof.answer is ProofAnswer.SAME and proof.num_bridges:
-            return rows  # what an optimizer did is judged by what it was given
+            # What an optimizer did is judged by what it was given.
+            return [
+                row if row.key.slot.is_weight else _excused(row, proof, golden, target)
+                for row in rows
+            ]
         if proof.answer is ProofAnswer.SAME:
             return [_excused(row, proof, golden, target) for row in rows]
-        if proof.lone or proof.answer is ProofAnswer.UNKNOWN or proof.first is None:
+        if proof.is_start_known and not self._is_apart:  # some effects may be shown all the same
+            rows = [_excused(row, proof, golden, target) for row in rows]
+        if proof.answer is ProofAnswer.UNKNOWN:
+            rows = [_left_open(row, proof) for row in rows]
+        if proof.answer is ProofAnswer.UNKNOWN or proof.first is None:
+            return rows
+        if proof.lone and (proof.first in proof.lone or not proof.first.is_confirmed):
             return rows  # what one side alone gives out has rows of its own
+        if not (golden.is_whole and target.is_whole):
+            return rows  # what differs may be what a run did not record
         if self._is_apart and proof.first.answer is ProofAnswer.DIFFERENT_START:
             return rows
         return _Accusing(rows, golden, target, proof).accused(proof.findings, proof.first)
@@ -115,8 +129,7 @@ def _is_plain(side: Side) -> bool:
     runs = [facts.get("run", {}) for facts in side.archive.run.values()]
     tap = Asking.of(side.archive).tap
     return (
-        side.is_whole
-        and not side.facts.stopped
+        not side.facts.stopped
         and all(run.get("mode") in _PLAIN for run in runs)
         and not tap.layers
         and tap.io is Io.ALL
@@ -142,9 +155,12 @@ def _is_kept(record: Record) -> bool:
 def _excused(row: Row, proof: Proof, golden: Side, target: Side) -> Row:
     """A row of a step of which it is proven that both sides compute the same."""
     is_open = row.verdict in _OPEN and row.judgement.why is not Why.VOID
-    if not is_open or row.key.op.is_effect or keeps_statistics(row.key.op):
+    if not is_open or keeps_statistics(row.key.op):
         return row
-    if not _is_shown(row, proof, golden, target):
+    if row.key.op == Effect.STATE.op:
+        if row.golden_key is None or row.golden_key.slot not in proof.buffers:
+            return row
+    elif row.key.op.is_effect or not _is_shown(row, proof, golden, target):
         return row
     verdict = Verdict.PASS if row.metrics is not None else Verdict.COVERED
     return replace(
@@ -152,11 +168,24 @@ def _excused(row: Row, proof: Proof, golden: Side, target: Side) -> Row:
     )
 
 
+def _left_open(row: Row, proof: Proof) -> Row:
+    """A gradient that fails, though nobody knows how it follows from others."""
+    sides = ("golden", row.golden_key), ("target", row.target_key)
+    values = [(name, ValueId(0, key)) for name, key in sides if key is not None]
+    if row.verdict not in _OPEN or not any(value in proof.open[name] for name, value in values):
+        return row
+    judgement = Judgement(Verdict.INCONCLUSIVE, _UNTOLD)
+    return replace(row, judgement=judgement, root=False, cause=None)
+
+
 def _is_shown(row: Row, proof: Proof, golden: Side, target: Side) -> bool:
     """Whether effects depend on it on each side that has it, so that it was looked at.
 
-    Of several ranks some may have no use for it, such as those that send what one receives.
+    Of several ranks some may have no use for it, such as those that send what one receives. What
+    was computed for nothing is no matter, unless something else is known to differ.
     """
+    differing = {ProofAnswer.WRONG, ProofAnswer.DIFFERENT_PROGRAM, ProofAnswer.DIFFERENT_START}
+    is_whole = proof.answer not in differing
     for name, side, key in (
         ("golden", golden, row.golden_key),
         ("target", target, row.target_key),
@@ -164,6 +193,8 @@ def _is_shown(row: Row, proof: Proof, golden: Side, target: Side) -> bool:
         if key is None:
             continue
         values = {ValueId(each.rank, key) for each in side.listing.values[key]}
+        if is_whole and values <= proof.dead[name]:
+            continue
         if values.isdisjoint(proof.shown[name]) or values - proof.shown[name] - proof.idle[name]:
             return False
     return True

@@ -125,7 +125,8 @@ class Courses:
         clipped = clip_factors(golden), clip_factors(target)
         for pair in pairs:
             key = pair.golden
-            if key is None or pair.target is None:
+            # What has a weight's numbers besides, such as an input, is no other weight.
+            if key is None or pair.target is None or pair.target.slot.kind != key.slot.kind:
                 continue
             if key.slot.kind == "param":
                 update = self._grown(key, golden.shares(key), target.shares(pair.target))

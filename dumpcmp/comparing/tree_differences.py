@@ -113,8 +113,10 @@ def compare_trees(golden: EffectTree, target: EffectTree, rule: NumberRule) -> T
             differences.append(LeafDifference(one, other))
     left = [LeafDifference(leaf, None) for leaf in only_ours]
     left += [LeafDifference(None, leaf) for leaf in only_theirs]
-    alone = [one for one in left if _kind(one) is TreeLeafKind.TENSOR]
-    differences += [one for one in left if _kind(one) is not TreeLeafKind.TENSOR]
+    # What a side returns beside others has rows of its own. Who returns nothing at all lacks it.
+    is_empty = not all(any(map(_counts, tree.leaves)) for tree in (golden, target))
+    alone = [one for one in left if _kind(one) is TreeLeafKind.TENSOR and not is_empty]
+    differences += [one for one in left if _kind(one) is not TreeLeafKind.TENSOR or is_empty]
     return TreeComparison(
         num_same, tensors, differences, opened, list(_other_containers(golden, target)), alone
     )

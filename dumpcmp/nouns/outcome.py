@@ -206,6 +206,12 @@ def _told_of_effect(row: Row) -> str:
     return f" {kind} at token {key.step}: {place}{row.reason}"
 
 
+def _is_measured(row: Row) -> bool:
+    """Whether numbers show that it fails: where calls are lost, others may be paired otherwise."""
+    is_called = row.judgement.why in (Why.CALL, Why.WIRED)
+    return row.key.op.is_effect or (row.metrics is not None and not is_called)
+
+
 def _step_of(row: Row) -> tuple[str, int]:
     return row.key.model, row.key.step
 
@@ -246,9 +252,12 @@ class Outcome(Answer):
     def is_different(self) -> bool:
         """Whether anything fails that could be read.
 
-        Of a run that is not whole nobody knows what it would have recorded.
+        Of a run that is not whole nobody knows what it would have recorded, nor what follows from
+        what one side alone has.
         """
         excused = (Verdict.ERROR, *([Verdict.UNPAIRED] if self.missing else []))
+        if self.missing and self.roots:
+            return any(row.verdict not in excused and _is_measured(row) for row in self.roots)
         return len(having(self.rows, *excused)) < len(self.failures)
 
     @property

@@ -17,7 +17,7 @@ from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.listed import ReplayFunction
 
 _FACTORS = ("alpha", "beta", "value", "other")
-_SUMMED = (FunctionKind.ADDS, FunctionKind.CONTRACTS, FunctionKind.SUMS)
+SUMMED = (FunctionKind.ADDS, FunctionKind.CONTRACTS, FunctionKind.SUMS)
 _OUTPUT = "output.0"
 
 # Of one element, and off by no more than rounding of what they give out.
@@ -48,7 +48,7 @@ def terms_of(
     """
     if function.kind is FunctionKind.ELEMENTWISE:
         return _pointwise(function, arguments, exact)
-    if function.kind not in _SUMMED:
+    if function.kind not in SUMMED:
         return {}
     run = _ADDITIONS.get(function.name, function.run)
     absolute = _absolute(arguments, dtype, function.kind is FunctionKind.ADDS)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from dumpcmp.judge.replaying import wrong
+from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
@@ -20,8 +22,11 @@ from dumpcmp.replay.rating import Rerun
 from dumpcmp.replay.unreplayable import Unreplayable
 from dumpcmp.shadows.plain_arguments import plain_arguments
 from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId
+from dumpcmp.shadows.region_gradients import Regions
+from dumpcmp.shadows.rewritten_memory import written_values
 
 _OUTPUT = "output.0"
+_MOST_VALUES = 4  # that have one gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,9 @@ class GradientSum:
     def _again(self, given: Mapping[str, Tensor]) -> BackwardRerun:
         values: dict[At, Tensor] = {}
         grads: dict[At, Tensor] = {}
-        for name, tensor in given.items():
+        for name, each in given.items():
             number, _, slot = name.partition(" ")
+            tensor = torch.zeros(each.shape, dtype=each.dtype) if each.is_meta else each
             if slot.startswith("grad_"):
                 grads[int(number), slot.removeprefix("grad_")] = tensor
             else:
@@ -86,9 +92,19 @@ class GradientSum:
         return BackwardRerun(Slope(Chain(self.calls), values, self.leaves, grads))
 
 
-def with_gradients(program: Program) -> Program:
-    """`program` with a node for each gradient that follows from others, in order of execution."""
+LoadValue = Callable[[ValueId], Tensor]  # as it was recorded; raises DumpcmpError if it was not
+
+
+def with_gradients(program: Program, load: LoadValue | None = None) -> Program:
+    """`program` with a node for each gradient that follows from others, in order of execution.
+
+    What the model returned may have been used outside of it as well: if `load` tells that its
+    gradient is more than what calls of the program hand back, it is given from outside. Of memory
+    that was written to, autograd may not hand back what the calls alone tell.
+    """
     made = sorted(_gradient_nodes(program), key=lambda pair: -pair[0])
+    if load is not None:
+        made = _Knowing(program, load).made(made)
     if not made:
         return program
     effects = [*program.effects, *_gradient_effects(program)]
@@ -96,30 +112,137 @@ def with_gradients(program: Program) -> Program:
     return replace(program, nodes=nodes, effects=effects)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenGradient:
+    """A gradient of which it is not known how it follows from others: it stands as recorded."""
+
+    slot: str
+    reason: str
+
+    @property
+    def expression(self) -> Hashable:
+        """Itself: no two of them are known to be the same."""
+        return id(self)
+
+    def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Nobody knows what it is made of."""
+        del given
+        raise Unreplayable(self.reason)
+
+    def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay:
+        """So nobody knows whether it is right."""
+        del given, got
+        return Replay(unknown=self.reason)
+
+
+_UNMADE = "no call is known to have handed this gradient back"
+
+
+@dataclass(eq=False)
+class _Knowing:
+    """Holds gradients against what calls hand back, where others may have a share in them."""
+
+    program: Program
+    load: LoadValue
+    _returned: set[ValueId] = field(init=False)
+    _written: set[ValueId] = field(init=False)
+
+    def __post_init__(self) -> None:
+        effects = {effect.value for effect in self.program.effects}
+        self._returned = set(self._gradients_of(effects))
+        self._written = set(self._gradients_of(written_values(self.program)))
+
+    def _gradients_of(self, values: Collection[ValueId]) -> Iterator[ValueId]:
+        for value, gradient in self._gradients:
+            if value in values:
+                yield gradient
+
+    @property
+    def _gradients(self) -> Iterator[tuple[ValueId, ValueId]]:
+        """Values, and their gradients."""
+        for node in self.program.nodes:
+            for slot, value in (*node.gives.items(), *node.takes.items()):
+                gradient = node.gradients.get(f"grad_{slot}")
+                if gradient is not None:
+                    yield value, gradient
+        yield from self.program.gradients.items()
+
+    def made(self, nodes: Sequence[tuple[int, Node]]) -> list[tuple[int, Node]]:
+        """The nodes of gradients as far as they are known; those from outside have none."""
+        found, left = list[tuple[int, Node]](), dict[ValueId, str]()
+        for place, node in nodes:
+            (gradient,) = node.gives.values()
+            is_open = gradient in self._returned or gradient in self._written
+            if not is_open or self._is_right(node, gradient):
+                found.append((place, node))
+            elif gradient not in self._returned and node.own is not None:
+                left[gradient] = node.own.slot
+        known = {gradient for _, node in found for gradient in node.gives.values()}
+        for node in self.program.nodes:
+            for slot, gradient in node.gradients.items():
+                if gradient not in known and gradient not in self._returned:
+                    left.setdefault(gradient, slot)
+        found += self._by_regions(left, known | self._returned)
+        return sorted(found, key=lambda pair: -pair[0])
+
+    def _by_regions(
+        self, left: Mapping[ValueId, str], known: set[ValueId]
+    ) -> Iterator[tuple[int, Node]]:
+        """Of gradients that are `left`, what all that was made of their values tells."""
+        values: dict[ValueId, list[ValueId]] = {}
+        for value, gradient in self._gradients:
+            values.setdefault(gradient, []).append(value)
+        regions = Regions(self.program, dict(self._gradients))
+        orders = {value: self.program.records[value].order for some in values.values()
+                  for value in some}  # fmt: skip
+        last = len(self.program.nodes)
+        for gradient in sorted(left, key=lambda g: -max(orders[value] for value in values[g])):
+            # What only passes a gradient on has the same as what it took: the last one is asked.
+            some = sorted(dict.fromkeys(values[gradient]), key=lambda value: -orders[value])
+            asked = (regions.node(v, known, left[gradient]) for v in some[:_MOST_VALUES])
+            right = (made for made in asked if made and self._is_right(made[1], gradient))
+            if (made := next(right, None)) is not None:
+                known.add(gradient)
+                yield made
+                continue
+            node = next(n for n in self.program.nodes if gradient in n.gradients.values())
+            own = OpenGradient(left[gradient], _UNMADE)
+            yield last, Node(gradient.rank, node.call, {}, {_OUTPUT: gradient}, own)
+
+    def _is_right(self, node: Node, gradient: ValueId) -> bool:
+        """Whether it is what the calls behind it hand back."""
+        assert node.own is not None
+        try:
+            given = {slot: self.load(value) for slot, value in node.takes.items()}
+            replay = node.own.held(given, self.load(gradient))
+        except DumpcmpError:
+            return False
+        return replay is None or (replay.is_known and not wrong(replay))
+
+
 def _gradient_effects(program: Program) -> Iterator[StepEffect]:
     """What a backward pass leaves behind: the gradients of weights and of what the model took."""
     for value, gradient in program.gradients.items():
         key = value.key
         if key.slot.is_weight or (key.op == ROOT and key.slot.is_input):
-            yield StepEffect(f"gradient of {key.op} {key.slot}", gradient)
+            yield StepEffect(f"gradient of {key.op} {key.slot}", gradient, leaf=value)
 
 
 def _gradient_nodes(program: Program) -> Iterator[tuple[int, Node]]:
     """A node for each gradient, and the first place in the program that it comes from.
 
     A gradient is known by the calls that handed it back, each of which adds a term. A call that
-    hands back what it was given, at once or through other views of it, adds nothing.
+    hands back what its own was made of, such as a view of it, adds nothing.
     """
     takers: dict[ValueId, list[tuple[int, Node, str]]] = {}
-    passed: dict[ValueId, set[ValueId]] = {}  # by gradient: those that it is, in another shape
+    behind: dict[ValueId, set[ValueId]] = {}  # by gradient: those that it was made of
     for place, node in reversed(list(enumerate(program.nodes))):
         given = [g for slot, g in node.gradients.items() if slot.startswith("grad_output")]
-        through = set(given).union(*(passed.get(each, ()) for each in given))
+        through = set(given).union(*(behind.get(each, ()) for each in given))
         for slot, gradient in node.gradients.items():
             if slot.startswith("grad_input") and given and gradient not in through:
                 takers.setdefault(gradient, []).append((place, node, slot.removeprefix("grad_")))
-                if _only_moves(node):
-                    passed.setdefault(gradient, set()).update(through)
+                behind.setdefault(gradient, set()).update(through)
     for gradient, found in takers.items():
         yield min(place for place, _, _ in found), _node(gradient, found[::-1])
 
@@ -144,10 +267,6 @@ def _node(gradient: ValueId, takers: Sequence[tuple[int, Node, str]]) -> Node:
 
 def _draws(node: Node) -> bool:
     return _kind(node) is FunctionKind.DRAWS
-
-
-def _only_moves(node: Node) -> bool:
-    return _kind(node) is FunctionKind.MOVES
 
 
 def _kind(node: Node) -> FunctionKind | None:

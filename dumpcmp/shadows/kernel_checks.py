@@ -38,7 +38,7 @@ def check_kernels(
 ) -> Iterator[KernelFinding]:
     """Check each of `nodes`; what is right is not told."""
     compiled, others = _apart(nodes)
-    for found in check_regions(program, compiled, partial(_loaded, archive, program)):
+    for found in check_regions(program, compiled, partial(load_value, archive, program)):
         yield KernelFinding(found.node, found.slot, found.wrong, found.unknown)
     for node in others:
         if node.own is not None:
@@ -58,14 +58,14 @@ def _checked(archive: Archive, program: Program, node: Node) -> Iterator[KernelF
     try:
         if function_named(node.call.target).kind is FunctionKind.NOTHING:
             return
-        given = {slot: _loaded(archive, program, value) for slot, value in node.takes.items()}
+        given = {slot: load_value(archive, program, value) for slot, value in node.takes.items()}
         again = rerun(node.call, given)
     except DumpcmpError as error:
         yield KernelFinding(node, "", unknown=error.message)
         return
     for slot, value in node.gives.items():
         try:
-            replay = hold(again, slot, _loaded(archive, program, value))
+            replay = hold(again, slot, load_value(archive, program, value))
         except DumpcmpError as error:
             replay = Replay(unknown=error.message)
         if not replay.is_known:
@@ -79,8 +79,8 @@ def _checked_own(
 ) -> Iterator[KernelFinding]:
     ((_, value),) = node.gives.items()
     try:
-        given = {slot: _loaded(archive, program, each) for slot, each in node.takes.items()}
-        replay = own.held(given, _loaded(archive, program, value))
+        given = {slot: load_value(archive, program, each) for slot, each in node.takes.items()}
+        replay = own.held(given, load_value(archive, program, value))
     except DumpcmpError as error:
         replay = Replay(unknown=error.message)
     if replay is None:
@@ -91,7 +91,8 @@ def _checked_own(
         yield KernelFinding(node, own.slot, wrong=reason)
 
 
-def _loaded(archive: Archive, program: Program, value: ValueId) -> Tensor:
+def load_value(archive: Archive, program: Program, value: ValueId) -> Tensor:
+    """A value as it was recorded; DumpcmpError where it was not kept."""
     record = program.records[value]
     if record.problem == UNWRITTEN:
         return _blank(record)

@@ -9,11 +9,15 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.key import ROOT, Key
-from dumpcmp.nouns.record import Call, Phase, Record
+from dumpcmp.nouns.record import Call, Kept, Phase, Record
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.replay.rating import Rerun
 from dumpcmp.shadows.graph_links import with_graph_links, without_graphs
+from dumpcmp.shadows.state_after import left_behind
+
+_GIVEN_OUT = frozenset(effect.op for effect in Effect if not effect.is_of_end)
 
 
 class ValueId(NamedTuple):
@@ -69,8 +73,10 @@ class Node:
 class StepEffect:
     """Something that a step leaves behind: what the model returned, a gradient, a buffer."""
 
-    name: str  # "output.0", "grad of layers.0.weight"
+    name: str  # "output.0", "grad of layers.0.weight"; empty: it is known by its numbers alone
     value: ValueId
+    is_state: bool = False  # what the next step finds, such as a buffer
+    leaf: ValueId | None = None  # whose gradient it is
 
 
 @dataclass(eq=False)
@@ -130,17 +136,33 @@ def read_ranks(archive: Archive, model: str, step: int) -> Iterator[Program]:
         calls, effect_calls = held.calls(), held.calls(effects=True)
         listed = {record.key: record for record in held.records()}
         listed = with_graph_links(listed, calls, effect_calls, held.rank)
-        of_rank = _RankReader(held.rank, listed)
+        state = list(left_behind(archive, model, step, held.rank))
+        others = [r for r in held.records(effects=True) if r.key.op in _GIVEN_OUT]
+        of_rank = _RankReader(held.rank, listed, state, _weights_taken_first(listed), others)
         yield Program(
             model,
             step,
             list(of_rank.nodes(calls)),
             of_rank.records(),
-            list(of_rank.effects()),
+            [*of_rank.effects(), *of_rank.state_effects()],
             dict(of_rank.gradients()),
             {ValueId(held.rank, key): of_rank.value(key) for key in listed},
             without_graphs(calls, effect_calls),
         )
+
+
+def _bytes(record: Record) -> tuple[object, ...]:
+    return record.digest, record.dtype, record.shape
+
+
+def _weights_taken_first(held: Mapping[Key, Record]) -> dict[Key, Key]:
+    """Weights that calls took before their module was seen, if it was: where, and their names."""
+    found: dict[Key, Key] = {}
+    for key, record in held.items():
+        first = record.same_as
+        if key.slot.is_weight and first is not None and first in held and first.slot.is_input:
+            found.setdefault(first, key)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +171,9 @@ class _RankReader:
 
     rank: int
     held: Mapping[Key, Record]
+    state: Sequence[tuple[str, Record]]  # what the step may have left behind
+    weights: Mapping[Key, Key]  # where one was first taken by a call, and its own name
+    others: Sequence[Record]  # what it gave out inside of objects
 
     def value(self, key: Key) -> ValueId:
         """The value that was recorded under `key`, by its first name."""
@@ -158,7 +183,7 @@ class _RankReader:
                 break  # a damaged archive: links never run in circles
             seen.add(before)
             key = before
-        return ValueId(self.rank, key)
+        return ValueId(self.rank, self.weights.get(key, key))
 
     def nodes(self, calls: Sequence[Call]) -> Iterator[Node]:
         slots: dict[tuple[str, int], list[Key]] = {}
@@ -179,9 +204,13 @@ class _RankReader:
 
     def records(self) -> dict[ValueId, Record]:
         return {
-            ValueId(self.rank, key): record
+            ValueId(self.rank, self.weights.get(key, key)): record
             for key, record in self.held.items()
             if record.same_as is None or record.same_as not in self.held
+        } | {
+            effect.value: record
+            for effect, record in self._states()
+            if effect.value.key not in self.held
         }
 
     def gradients(self) -> Iterator[tuple[ValueId, ValueId]]:
@@ -196,3 +225,36 @@ class _RankReader:
         for key in self.held:
             if key.op == ROOT and key.slot.is_output and key.call == 0:
                 yield StepEffect(key.slot, self.value(key))
+        for record in self.others:
+            first = (
+                record.same_as if record.same_as in self.held else self._made.get(_bytes(record))
+            )
+            if first is not None:
+                name = f"{record.key.op.function} {record.key.slot}"
+                yield StepEffect(name, self.value(first))
+
+    @property
+    def _made(self) -> dict[tuple[object, ...], Key]:
+        """What calls gave, or else took, by its bytes; the last of those that have the same."""
+        found: dict[tuple[object, ...], Key] = {}
+        for is_given in (False, True):
+            for key, record in self.held.items():
+                is_kept = record.kept is Kept.FULL and not key.op.is_module
+                if is_kept and (key.slot.is_output if is_given else key.slot.is_input):
+                    found[_bytes(record)] = key
+        return found
+
+    def state_effects(self) -> Iterator[StepEffect]:
+        """What the step leaves behind for the next one, or in the end."""
+        return (effect for effect, _ in self._states())
+
+    def _states(self) -> Iterator[tuple[StepEffect, Record]]:
+        """What holds the bytes that a call of the step gave, and buffers that were written to."""
+        made = self._made
+        started = {record.digest for key, record in self.held.items() if key.slot.is_weight}
+        for name, record in self.state:
+            key = None if record.digest in started else made.get(_bytes(record))
+            if key is not None:
+                yield StepEffect(name, self.value(key), is_state=True), record
+            elif name and record.digest not in started:
+                yield StepEffect(name, ValueId(self.rank, record.key), is_state=True), record

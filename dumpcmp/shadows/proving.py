@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.key import ROOT, Op, Slot
+from dumpcmp.replay.listed import function_named
+from dumpcmp.replay.unreplayable import Unreplayable
 from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty, unknown_leaves
-from dumpcmp.shadows.gradient_sums import with_gradients
-from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels
+from dumpcmp.shadows.gradient_sums import OpenGradient, with_gradients
+from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels, load_value
 from dumpcmp.shadows.outside import (
     SLIGHT,
     distance,
@@ -25,6 +27,7 @@ from dumpcmp.shadows.outside import (
 )
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.quantities import Book, Quantity
+from dumpcmp.shadows.rewritten_memory import RewrittenMemory, written_values
 from dumpcmp.shadows.shadow import Choices, Shadow
 from dumpcmp.shadows.shown_effects import EffectPair, PairedEffects, paired_effects
 from dumpcmp.shadows.starting import Before, Relation, Start, is_spread
@@ -82,8 +85,13 @@ class Proof:
     num_calls: int = 0
     num_bridges: int = 0
     remarks: list[str] = field(default_factory=list)
-    shown: dict[str, set[ValueId]] = field(default_factory=dict)  # what effects depend on, by side
+    is_start_known: bool = True  # both are known to have started from the same numbers
+    shown: dict[str, set[ValueId]] = field(default_factory=dict)  # what effects that are the same
+    # on both sides depend on, by side, where all calls behind them are right
     idle: dict[str, set[ValueId]] = field(default_factory=dict)  # what nothing was made of, by side
+    open: dict[str, set[ValueId]] = field(default_factory=dict)  # gradients that nobody can check
+    buffers: set[str] = field(default_factory=set)  # that are left the same, by golden's names
+    dead: dict[str, set[ValueId]] = field(default_factory=dict)  # what no effect can depend on
     lone: list[ProofFinding] = field(default_factory=list)  # effects that one side alone has
 
     @property
@@ -146,6 +154,9 @@ class StepProof:
     proof: Proof
     before: Before | None
     _programs_asked: tuple[Program, Program] | None = None
+    _shadows: Sequence[Shadow] = ()
+    _same: list[EffectPair] = field(default_factory=list)  # effects that are shown to be
+    _wrong: dict[str, set[Node]] = field(default_factory=dict)  # calls not shown to be right
 
     def ask(self, ours: StepOfModel, theirs: StepOfModel) -> Before | None:
         """Ask about its start and its program; returns the step for the next one to follow from."""
@@ -159,8 +170,13 @@ class StepProof:
         if any(program.unlinked for program in programs):
             self._unlinked(programs)
             return self.before
-        if all(len(program.ranks) == 1 for program in programs):
-            programs = [*map(with_gradients, programs)]  # those of several ranks are terms of sums
+        is_single = all(len(program.ranks) == 1 for program in programs)
+        programs = [_with_known_state(program, is_single) for program in programs]
+        if is_single:
+            programs = [  # those of several ranks are terms of sums
+                with_gradients(program, partial(load_value, archive, program))
+                for program, archive in zip(programs, (self.golden, self.target), strict=True)
+            ]
         start.know("golden", programs[0])
         start.know("target", programs[1])
         mine = Shadow(
@@ -180,19 +196,48 @@ class StepProof:
         returned = [
             (one.effect.value, other.effect.value)
             for one, other in effects.pairs
-            if not one.effect.value.key.slot.is_gradient
+            if not one.effect.value.key.slot.is_gradient and not one.effect.is_state
         ]
         self._starts(start, its, mine, noise_of(returned, its, mine))
+        self.proof.is_start_known = not self.proof.findings
         self._programs(its, mine, effects)
-        self._programs_asked = its.program, mine.program
-        self.proof.shown = {"golden": _used(its), "target": _used(mine)}
+        self._programs_asked, self._shadows = (its.program, mine.program), (its, mine)
+        self._show()
         self.proof.idle = {"golden": _idle(its), "target": _idle(mine)}
-        return Before(its, mine)
+        self.proof.open = {"golden": _open(its.program), "target": _open(mine.program)}
+        self.proof.dead = {"golden": _dead(its.program), "target": _dead(mine.program)}
+        return Before(its, mine, self.before)
 
     def ask_kernels(self) -> None:
         """Ask about the kernels of the step that was asked about."""
         if self._programs_asked is not None:
             self._kernels(*self._programs_asked)
+            self._show()
+
+    def _show(self) -> None:
+        """Say what the effects depend on that are the same, and of which every call is right."""
+        assert self._programs_asked is not None
+        sides = list(zip(("golden", "target"), self._programs_asked, strict=True))
+        if any(len(program.ranks) > 1 for _, program in sides):  # all of them, or none
+            is_shown = not self.proof.findings
+            shown = [[e.value for e in program.effects if is_shown] for _, program in sides]
+        else:
+            right = self._right()
+            shown = [[pair[at].effect.value for pair in right] for at in (0, 1)]
+            self.proof.buffers = {its.effect.name for its, _ in right if its.effect.is_state}
+        self.proof.shown = {
+            side: _used(program, values) | _memories_like(shadow, values)
+            for (side, program), values, shadow in zip(sides, shown, self._shadows, strict=True)
+        }
+
+    def _right(self) -> Sequence[EffectPair]:
+        """The effects that are the same, and of which every call is right on both sides."""
+        assert self._programs_asked is not None
+        found = self._same
+        for at, side in enumerate(("golden", "target")):
+            program, doubtful = self._programs_asked[at], self._wrong.get(side, set())
+            found = [p for p in found if doubtful.isdisjoint(program.behind([p[at].effect.value]))]
+        return found
 
     def _unlinked(self, programs: Sequence[Program]) -> None:
         """Nothing can be shown of a program whose calls are not linked; it is told."""
@@ -202,7 +247,10 @@ class StepProof:
                 self._add(ProofAnswer.UNKNOWN, side, place, program.unlinked)
 
     def _starts(self, start: Start, golden: Shadow, target: Shadow, noise: float) -> None:
-        used, mine = _used(golden), _used(target)
+        used, mine = (
+            _used(each.program, [effect.value for effect in each.program.effects])
+            for each in (golden, target)
+        )
         for leaf in start.weights_alone(golden, target) if self.step == 0 else ():
             if leaf in mine:
                 place = _ProofPlace.of_value(target, leaf)
@@ -241,6 +289,12 @@ class StepProof:
         self.proof.num_effects += len(effects.pairs)
         self.proof.remarks += effects.remarks
         unmade = [self._unmade("golden", golden), self._unmade("target", target)]
+        others = {id(pair) for pair in effects.differing}
+        self._same = [
+            pair for pair in effects.pairs
+            if id(pair) not in others
+            and not any(e.effect.value in open_ for e, open_ in zip(pair, unmade, strict=True))
+        ]  # fmt: skip
         for side, effect in effects.lone:
             place = _ProofPlace.of_value(golden if side == "golden" else target, effect.value)
             reason = f"only this side has the effect {effect.name}"
@@ -346,6 +400,7 @@ class StepProof:
 
     def _add_kernel(self, side: str, finding: KernelFinding) -> None:
         node = finding.node
+        self._wrong.setdefault(side, set()).add(node)
         answer = ProofAnswer.WRONG if finding.wrong else ProofAnswer.UNKNOWN
         reason = finding.wrong or finding.unknown
         self._add(answer, side, _ProofPlace.of_node(node, finding.slot), reason)
@@ -386,13 +441,30 @@ class _ProofPlace(NamedTuple):
         return cls(key.op, key.call, key.slot, value.rank, order)
 
 
-def _used(shadow: Shadow) -> set[ValueId]:
-    """The values that an effect depends on, at each place where they were recorded."""
-    program = shadow.program
-    shown = [effect.value for effect in program.effects]
-    nodes = program.behind(shown)
-    used = {value for node in nodes for value in node.takes.values()} | set(shown)
+def _with_known_state(program: Program, is_single: bool) -> Program:
+    """`program` with those buffers as effects that calls are known to have made, on one rank."""
+    effects = [
+        effect for effect in program.effects
+        if not effect.is_state or (is_single and effect.value in program.producers)
+    ]  # fmt: skip
+    return replace(program, effects=effects)
+
+
+def _used(program: Program, effects: Sequence[ValueId]) -> set[ValueId]:
+    """The values that `effects` depend on, at each place where they were recorded."""
+    nodes = program.behind(effects)
+    used = {value for node in nodes for value in node.takes.values()} | set(effects)
     return used | {place for place, value in program.places.items() if value in used}
+
+
+def _memories_like(shadow: Shadow, effects: Sequence[ValueId]) -> set[ValueId]:
+    """Memories that were written to, and hold what one of `effects` is: nothing else is in them."""
+    known = {id(shadow.quantity(effect)) for effect in effects}
+    return {
+        value
+        for value, node in shadow.program.producers.items()
+        if isinstance(node.own, RewrittenMemory) and id(shadow.quantity(value)) in known
+    }
 
 
 @dataclass(eq=False)
@@ -434,6 +506,36 @@ def _signature(program: Program, node: Node) -> tuple[object, ...] | None:
     if not all(digest for _, digest in digests):
         return None
     return node.call.target, node.call.arguments, digests
+
+
+def _open(program: Program) -> set[ValueId]:
+    """Gradients of which it is not known how they follow from others."""
+    found = {
+        value
+        for node in program.nodes
+        if isinstance(node.own, OpenGradient)
+        for value in node.gives.values()
+    }
+    return found | {place for place, value in program.places.items() if value in found}
+
+
+def _dead(program: Program) -> set[ValueId]:
+    """What calls gave that no effect depends on, and that write to nothing that lasts."""
+    used = _used(program, [effect.value for effect in program.effects])
+    living = used | written_values(program, is_lasting=True)
+    dead = {
+        value
+        for value, node in program.producers.items()
+        if value not in living and (node.own is not None or _is_known(node))
+    }
+    return dead | {place for place, value in program.places.items() if value in dead}
+
+
+def _is_known(node: Node) -> bool:
+    try:
+        return bool(function_named(node.call.target))
+    except Unreplayable:
+        return False
 
 
 def _idle(shadow: Shadow) -> set[ValueId]:

@@ -31,6 +31,7 @@ class Application:
     name: str = ""
     problem: str = ""  # why it could not be run, once that is known
     level: Callable[[Mapping[str, Tensor]], float] | None = None  # the size of what may cancel
+    scales: bool = False  # it moves or scales its first input, so that of nothing it gives nothing
 
     def apply(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Run it on other numbers; DumpcmpError where that cannot be done."""
@@ -126,7 +127,11 @@ class Quantity:
     def _is_nothing(self) -> bool:
         """Whether it is what float64 leaves of terms that cancel."""
         application = self.application
-        if application is None or application.level is None or not self.tensor.numel():
+        if application is None or not self.tensor.numel():
+            return False
+        if application.scales and "input.0" in application.inputs:
+            return application.inputs["input.0"]._is_nothing()
+        if application.level is None:
             return False
         given = {slot: each.tensor for slot, each in application.inputs.items()}
         return float(self.tensor.abs().max()) <= _NOTHING * application.level(given)

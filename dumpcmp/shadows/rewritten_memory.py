@@ -137,6 +137,34 @@ def with_writes(archive: Archive, program: Program) -> Program:
     return replace(program, nodes=nodes)
 
 
+def written_values(program: Program, is_lasting: bool = False) -> set[ValueId]:
+    """The values of all memories that a call has written to, before or after it did.
+
+    Those that are `lasting` alone: no call of the program has made them, such as buffers.
+    """
+    memories: dict[ValueId, set[ValueId]] = {}
+    written: set[ValueId] = set()
+    for node in program.nodes:
+        first, is_write = node.takes.get("input.0"), isinstance(node.own, RewrittenMemory)
+        joined = [*node.takes.values(), *node.gives.values()] if is_write else []
+        if node.own is None and first is not None:
+            try:
+                function = function_named(node.call.target)
+            except Unreplayable:
+                continue
+            is_write = function.changes_first
+            if is_write or _is_view(function):
+                joined = [first, *node.gives.values()]
+        if joined:
+            memory = set(joined).union(*(memories.get(each, ()) for each in joined))
+            memories |= dict.fromkeys(memory, memory)
+            written |= {joined[0]} if is_write else set()
+    found = [memories[each] for each in written]
+    if is_lasting:
+        found = [memory for memory in found if not memory <= program.producers.keys()]
+    return set().union(*found)
+
+
 @dataclass(eq=False)
 class _Closing:
     """Follows memories through a program."""

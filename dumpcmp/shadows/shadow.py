@@ -18,6 +18,7 @@ from dumpcmp.nouns.op_names import OpSet, plain_name
 from dumpcmp.nouns.record import UNWRITTEN, Call, Kept, Record
 from dumpcmp.nouns.value import DTYPES, Kind, to_torch
 from dumpcmp.replay.arguments import CallArguments, read_arguments
+from dumpcmp.replay.cancelling import SUMMED, terms_of
 from dumpcmp.replay.drawing import draws, dropped_share
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import check_size
@@ -40,6 +41,7 @@ _JUMPS = OpSet("round floor ceil trunc fix frac sign sgn heaviside floor_divide 
 _CONSTANTS = OpSet(
     "tensor scalar_tensor lift_fresh lift_fresh_copy full linspace logspace new_tensor"
 )
+_SCALES = OpSet("mul multiply div divide true_divide neg negative")
 _BY_STRIDE = OpSet("as_strided as_strided_copy as_strided_scatter")
 _NUMBER = re.compile(r"-?\b\d+\b")
 _LONGEST_STEP = 2.0**-7  # between numbers of a dtype that computes: a cast to it only rounds
@@ -164,6 +166,13 @@ class Shadow:
             run = partial(_run_strided, self.record(node.takes["input.0"]), run)
         given = (function.name, *((slot, id(inputs[slot])) for slot in sorted(inputs)))
         self._ask(node, given, self._arguments(node, function), inputs, run)
+        for value in node.gives.values():
+            made = self.quantities[value].application
+            if made is None:
+                continue
+            made.scales = function.kind is FunctionKind.MOVES or function.name in _SCALES
+            if made.level is None and function.kind in SUMMED:
+                made.level = partial(_level, node.call.arguments, function)
 
     def _ask(
         self,
@@ -404,6 +413,13 @@ def _run(text: str, function: ReplayFunction, given: Mapping[str, Tensor]) -> di
     arguments = fitted(read_arguments(text, given), given).mapped(_widened)
     check_size(function, arguments)
     return run(function, arguments)
+
+
+def _level(text: str, function: ReplayFunction, given: Mapping[str, Tensor]) -> float:
+    """The size of the terms of a sum, if nothing of them cancelled."""
+    arguments = fitted(read_arguments(text, given), given).mapped(_widened)
+    found = terms_of(function, arguments, run(function, arguments), torch.float64)
+    return max((float(each.mean()) for each in found.values() if each.numel()), default=0.0)
 
 
 def _run_as_rounded(call: Call, given: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ class ShownEffect:
 
     effect: StepEffect
     quantity: Quantity
+    leaf: Quantity | None = None  # whose gradient it is
 
     @property
     def rank(self) -> int:
@@ -49,9 +50,9 @@ class PairedEffects:
 
 
 def paired_effects(golden: Shadow, target: Shadow) -> PairedEffects:
-    """Effects of one name; of what is left, those that are one quantity; and what is left then."""
-    ours, theirs = ([ShownEffect(e, s.quantity(e.value)) for e in s.program.effects]
-                    for s in (golden, target))  # fmt: skip
+    """Effects of one name; of what is left, those of one leaf or quantity; and what is left."""
+    ours, theirs = ([_shown(shadow, effect) for effect in shadow.program.effects]
+                    for shadow in (golden, target))  # fmt: skip
     ranks = [sorted({each.rank for each in side}) for side in (ours, theirs)]
     is_by_rank = ranks[0] == ranks[1] and len(ranks[0]) > 1
     if is_by_rank and (by_rank := _rank_by_rank(ours, theirs)) is not None:
@@ -62,21 +63,58 @@ def paired_effects(golden: Shadow, target: Shadow) -> PairedEffects:
             return _OverRanks(ours, theirs, golden, "golden").paired()
         return _OverRanks(theirs, ours, target, "target").paired()
     found = PairedEffects()
-    for is_pair in (_same_name, ShownEffect.is_same):
+    for is_pair in (_same_name, _same_leaf, ShownEffect.is_same):
         for its in list(ours):
-            mine = next((each for each in theirs if is_pair(its, each)), None)
+            mine = next((m for m in theirs if is_pair(its, m) and _same_kind(its, m)), None)
             if mine is not None:
                 found.pairs.append((its, mine))
                 ours.remove(its)
                 theirs.remove(mine)
-    if len(ours) == len(theirs) == 1:  # one result on each side, under other names
+    if len(ours) == len(theirs) == 1 and _same_kind(
+        ours[0], theirs[0]
+    ):  # one result on each side, under other names
         found.pairs.append((ours.pop(), theirs.pop()))
-    found.lone += (("golden", each.effect) for each in ours)
-    found.lone += (("target", each.effect) for each in theirs)
+    packed = [*_packed(ours, theirs), *((one, other) for other, one in _packed(theirs, ours))]
+    # Whether a buffer is left otherwise that calls of one side alone are known to make is told by
+    # the numbers in it.
+    found.lone += (("golden", each.effect) for each in ours if not each.effect.is_state)
+    found.lone += (("target", each.effect) for each in theirs if not each.effect.is_state)
     for pair in found.pairs:
         if not pair[0].is_same(pair[1]) and not _is_part_of_other(pair, found.remarks):
             found.differing.append(pair)
+    found.pairs += packed
     return found
+
+
+def _packed(
+    wholes: list[ShownEffect], parts: list[ShownEffect]
+) -> Iterator[tuple[ShownEffect, ShownEffect]]:
+    """Gradients of weights that the other side has in parts, and those; they are taken away."""
+    for whole in [each for each in wholes if each.leaf is not None]:
+        try:
+            some = _joined_into(whole, [each for each in parts if each.leaf is not None])
+        except DumpcmpError:
+            continue
+        if some:
+            wholes.remove(whole)
+        for part in some:
+            parts.remove(part)
+            yield whole, part
+
+
+def _joined_into(whole: ShownEffect, parts: Sequence[ShownEffect]) -> Sequence[ShownEffect]:
+    """Those of `parts` that stand beside each other and make `whole` together; or none."""
+    wanted = whole.quantity.tensor
+    alike = [p for p in parts if p.quantity.tensor.shape[1:] == wanted.shape[1:]]
+    for first in range(len(alike)):
+        for last in range(first + 2, len(alike) + 1):
+            tensors = [each.quantity.tensor for each in alike[first:last]]
+            size = sum(each.shape[0] for each in tensors if each.ndim)
+            if not wanted.ndim or size > wanted.shape[0]:
+                break
+            if size == wanted.shape[0] and same_elements(torch.cat(tensors), wanted):
+                return alike[first:last]
+    return ()
 
 
 def _rank_by_rank(
@@ -90,7 +128,21 @@ def _rank_by_rank(
 
 
 def _same_name(one: ShownEffect, other: ShownEffect) -> bool:
-    return one.effect.name == other.effect.name
+    return bool(one.effect.name) and one.effect.name == other.effect.name
+
+
+def _shown(shadow: Shadow, effect: StepEffect) -> ShownEffect:
+    leaf = None if effect.leaf is None else shadow.quantity(effect.leaf)
+    return ShownEffect(effect, shadow.quantity(effect.value), leaf)
+
+
+def _same_leaf(one: ShownEffect, other: ShownEffect) -> bool:
+    """Whether both are gradients of the same numbers that the runs started from."""
+    return one.leaf is not None and one.leaf is other.leaf
+
+
+def _same_kind(one: ShownEffect, other: ShownEffect) -> bool:
+    return one.effect.is_state == other.effect.is_state
 
 
 def _is_part_of_other(pair: EffectPair, remarks: list[str]) -> bool:

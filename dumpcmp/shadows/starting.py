@@ -43,7 +43,25 @@ class Before:
 
     golden: Shadow
     target: Shadow
+    earlier: Before | None = None
+    names: dict[NameInProgram, NameInProgram] = field(init=False)  # of golden's weights: my names
     _values: dict[str, dict[str, ValueId]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.names = dict(self.earlier.names) if self.earlier is not None else self._names()
+        self.earlier = None
+
+    def _names(self) -> dict[NameInProgram, NameInProgram]:
+        """How the target calls golden's weights: those of the same bytes, in their order."""
+        theirs: dict[int, list[NameInProgram]] = {}
+        for name, quantity in _weights(self.target):
+            theirs.setdefault(id(quantity), []).append(name)
+        found: dict[NameInProgram, NameInProgram] = {}
+        for name, quantity in _weights(self.golden):
+            others = theirs.get(id(quantity), [])
+            if others:
+                found[name] = others.pop(others.index(name) if name in others else 0)
+        return found
 
     def quantity(self, side: str, digest: str) -> Quantity | None:
         """What a run had of these bytes."""
@@ -139,7 +157,10 @@ class Start:
         return not others or any(self._of_target[other] is found for other in others)
 
     def _pair(self, shadow: Shadow, value: ValueId, record: Record) -> LeafPair | None:
-        named = self._targets.get(_name(shadow.program, value), ())
+        name = _name(shadow.program, value)
+        if name not in self._targets and self.before is not None:
+            name = self.before.names.get(name, name)
+        named = self._targets.get(name, ())
         for other in sorted(named, key=lambda each: each.rank != value.rank):
             if self._records[other].shape == record.shape:
                 relation = self._relation(shadow, record, other)
@@ -159,6 +180,13 @@ class Start:
         if self.before is not None and self.before.is_carried(record, theirs):
             return Relation.CARRIED
         return Relation.OTHER
+
+
+def _weights(shadow: Shadow) -> Iterator[tuple[NameInProgram, Quantity]]:
+    """The weights that a run started from, under all of their names."""
+    for place, value in shadow.program.places.items():
+        if place.key.slot.is_weight and value not in shadow.program.producers:
+            yield (place.key.op, place.key.call, place.key.slot), shadow.quantity(value)
 
 
 def is_spread(whole: Quantity, target: Shadow) -> bool:

@@ -31,7 +31,7 @@ from dumpcmp.align.mesh.unshard import (
 )
 from dumpcmp.judge.tolerances import ACCIDENT, REGION
 from dumpcmp.nouns.layouts import Layout, over_all_ranks
-from dumpcmp.nouns.value import Value, widen
+from dumpcmp.nouns.value import Kind, Value, widen
 
 _SAMPLED = 1 << 20  # elements of a block that decide whether it fits
 _SIGNED = 4096  # elements of a slice that its signature looks at
@@ -80,6 +80,8 @@ class Question:
         """
         error = norm = 0.0
         mine = self.load(position)
+        if Kind.COMPLEX in (kinds := {mine.dtype.kind, self.golden.dtype.kind}) and len(kinds) > 1:
+            return math.inf  # complex numbers are no layout of real ones
         for there, here in slices(plan.tiles[tile].region):
             part, shard = self.golden.bits[there], mine.bits[here]
             if part.size > _SAMPLED:

@@ -1,0 +1,1 @@
+"""The five laws of a comparison, on programs at random."""
