@@ -181,11 +181,8 @@ def _left_open(row: Row, proof: Proof) -> Row:
 def _is_shown(row: Row, proof: Proof, golden: Side, target: Side) -> bool:
     """Whether effects depend on it on each side that has it, so that it was looked at.
 
-    Of several ranks some may have no use for it, such as those that send what one receives. What
-    was computed for nothing is no matter, unless something else is known to differ.
+    Of several ranks some may have no use for it, such as those that send what one receives.
     """
-    differing = {ProofAnswer.WRONG, ProofAnswer.DIFFERENT_PROGRAM, ProofAnswer.DIFFERENT_START}
-    is_whole = proof.answer not in differing
     for name, side, key in (
         ("golden", golden, row.golden_key),
         ("target", target, row.target_key),
@@ -193,8 +190,6 @@ def _is_shown(row: Row, proof: Proof, golden: Side, target: Side) -> bool:
         if key is None:
             continue
         values = {ValueId(each.rank, key) for each in side.listing.values[key]}
-        if is_whole and values <= proof.dead[name]:
-            continue
         if values.isdisjoint(proof.shown[name]) or values - proof.shown[name] - proof.idle[name]:
             return False
     return True

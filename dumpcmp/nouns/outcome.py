@@ -207,9 +207,11 @@ def _told_of_effect(row: Row) -> str:
 
 
 def _is_measured(row: Row) -> bool:
-    """Whether numbers show that it fails: where calls are lost, others may be paired otherwise."""
-    is_called = row.judgement.why in (Why.CALL, Why.WIRED)
-    return row.key.op.is_effect or (row.metrics is not None and not is_called)
+    """Whether a row fails by its own numbers: where calls are lost, others are paired otherwise."""
+    is_replayed = row.replay is not None and row.replay.is_known and row.metrics is not None
+    is_own = row.judgement.why in (Why.INTRODUCED, Why.GOLDEN) and not row.key.slot.is_gradient
+    is_given = row.judgement.why is Why.LEAF and row.metrics is not None
+    return row.key.op.is_effect or is_given or (is_own and is_replayed)
 
 
 def _step_of(row: Row) -> tuple[str, int]:

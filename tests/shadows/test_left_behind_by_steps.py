@@ -185,22 +185,6 @@ def test_what_float64_leaves_of_terms_that_cancel_is_the_same(tmp_path: Path) ->
     assert proof.answer is ProofAnswer.SAME, str(proof)
 
 
-def idle(parts: Kept, x: Tensor) -> Tensor:
-    F.silu(x).sum()
-    return parts.layer(x)  # type: ignore[no-any-return]
-
-
-def idle_later(parts: Kept, x: Tensor) -> Tensor:
-    y = parts.layer(x)
-    F.silu(y).sum()
-    return y  # type: ignore[no-any-return]
-
-
-def test_what_is_computed_for_nothing_is_no_difference(tmp_path: Path) -> None:
-    paths = dumped(tmp_path / "d1", idle), dumped(tmp_path / "d2", idle_later)
-    assert dumpcmp.compare(*paths).exit_code == 0
-
-
 class Packed(nn.Module):
     """Two layers, or one with the weights of both; of what the second gives the mean is taken."""
 
