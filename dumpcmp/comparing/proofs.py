@@ -29,7 +29,6 @@ _SETTLED = (
     "the sides differ, but both programs give the same in float64, and every call that it "
     "depends on is right"
 )
-_UNTOLD = "memory was written to on the way, so that it is not known what makes this gradient"
 _ASKED = "right for what it was given, but asked for something else"
 _PLAINLY = frozenset((Verdict.PASS, Verdict.DTYPE, Verdict.EMPTY, Verdict.SKIPPED))
 _OPEN = frozenset((Verdict.FAIL, Verdict.UNPAIRED, Verdict.SHAPE, Verdict.INCONCLUSIVE))
@@ -88,10 +87,6 @@ class Proofs:
             ]
         if proof.answer is ProofAnswer.SAME:
             return [_excused(row, proof, golden, target) for row in rows]
-        if proof.is_start_known and not self._is_apart:  # some effects may be shown all the same
-            rows = [_excused(row, proof, golden, target) for row in rows]
-        if proof.answer is ProofAnswer.UNKNOWN:
-            rows = [_left_open(row, proof) for row in rows]
         if proof.answer is ProofAnswer.UNKNOWN or proof.first is None:
             return rows
         if proof.lone and (proof.first in proof.lone or not proof.first.is_confirmed):
@@ -166,16 +161,6 @@ def _excused(row: Row, proof: Proof, golden: Side, target: Side) -> Row:
     return replace(
         row, judgement=Judgement(verdict, _SETTLED, why=Why.RIGHT), root=False, cause=None
     )
-
-
-def _left_open(row: Row, proof: Proof) -> Row:
-    """A gradient that fails, though nobody knows how it follows from others."""
-    sides = ("golden", row.golden_key), ("target", row.target_key)
-    values = [(name, ValueId(0, key)) for name, key in sides if key is not None]
-    if row.verdict not in _OPEN or not any(value in proof.open[name] for name, value in values):
-        return row
-    judgement = Judgement(Verdict.INCONCLUSIVE, _UNTOLD)
-    return replace(row, judgement=judgement, root=False, cause=None)
 
 
 def _is_shown(row: Row, proof: Proof, golden: Side, target: Side) -> bool:

@@ -52,7 +52,11 @@ class GradientSum:
 
     def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The gradient in float64."""
-        return {_OUTPUT: self._again(given).gradient}
+        gradient = self._again(given).gradient
+        number, slot = self.leaves[0]
+        if gradient.shape != given[f"{number} {slot}"].shape:
+            raise Unreplayable("its replay gives another shape than it had")
+        return {_OUTPUT: gradient}
 
     def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay:
         """What a recorded gradient differs in from what its takers' ops give on these inputs."""
@@ -92,10 +96,10 @@ class GradientSum:
         return BackwardRerun(Slope(Chain(self.calls), values, self.leaves, grads))
 
 
-LoadValue = Callable[[ValueId], Tensor]  # as it was recorded; raises DumpcmpError if it was not
+LoadRecorded = Callable[[ValueId], Tensor]  # as it was recorded; raises DumpcmpError if it was not
 
 
-def with_gradients(program: Program, load: LoadValue | None = None) -> Program:
+def with_gradients(program: Program, load: LoadRecorded | None = None) -> Program:
     """`program` with a node for each gradient that follows from others, in order of execution.
 
     What the model returned may have been used outside of it as well: if `load` tells that its
@@ -143,7 +147,7 @@ class _Knowing:
     """Holds gradients against what calls hand back, where others may have a share in them."""
 
     program: Program
-    load: LoadValue
+    load: LoadRecorded
     _returned: set[ValueId] = field(init=False)
     _written: set[ValueId] = field(init=False)
 

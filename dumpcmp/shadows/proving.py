@@ -27,7 +27,7 @@ from dumpcmp.shadows.outside import (
 )
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.quantities import Book, Quantity
-from dumpcmp.shadows.rewritten_memory import RewrittenMemory, written_values
+from dumpcmp.shadows.rewritten_memory import RewrittenMemory
 from dumpcmp.shadows.shadow import Choices, Shadow
 from dumpcmp.shadows.shown_effects import EffectPair, PairedEffects, paired_effects
 from dumpcmp.shadows.starting import Before, Relation, Start, is_spread
@@ -91,7 +91,6 @@ class Proof:
     idle: dict[str, set[ValueId]] = field(default_factory=dict)  # what nothing was made of, by side
     open: dict[str, set[ValueId]] = field(default_factory=dict)  # gradients that nobody can check
     buffers: set[str] = field(default_factory=set)  # that are left the same, by golden's names
-    dead: dict[str, set[ValueId]] = field(default_factory=dict)  # what no effect can depend on
     lone: list[ProofFinding] = field(default_factory=list)  # effects that one side alone has
 
     @property
@@ -205,7 +204,6 @@ class StepProof:
         self._show()
         self.proof.idle = {"golden": _idle(its), "target": _idle(mine)}
         self.proof.open = {"golden": _open(its.program), "target": _open(mine.program)}
-        self.proof.dead = {"golden": _dead(its.program), "target": _dead(mine.program)}
         return Before(its, mine, self.before)
 
     def ask_kernels(self) -> None:
@@ -517,18 +515,6 @@ def _open(program: Program) -> set[ValueId]:
         for value in node.gives.values()
     }
     return found | {place for place, value in program.places.items() if value in found}
-
-
-def _dead(program: Program) -> set[ValueId]:
-    """What calls gave that no effect depends on, and that write to nothing that lasts."""
-    used = _used(program, [effect.value for effect in program.effects])
-    living = used | written_values(program, is_lasting=True)
-    dead = {
-        value
-        for value, node in program.producers.items()
-        if value not in living and (node.own is not None or _is_known(node))
-    }
-    return dead | {place for place, value in program.places.items() if value in dead}
 
 
 def _is_known(node: Node) -> bool:

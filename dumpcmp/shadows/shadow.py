@@ -105,7 +105,8 @@ class Shadow:
         inputs = {slot: self.quantity(value) for slot, value in node.takes.items()}
         if node.own is not None:
             given = tuple((slot, id(each)) for slot, each in inputs.items())
-            self._ask(node, ("own", *given), node.own.expression, inputs, node.own.run)
+            place = "own", node.own.slot  # no size, which another choice could have changed
+            self._ask(node, (place, *given), node.own.expression, inputs, node.own.run)
             if isinstance(node.own, RatedOperation):
                 for value in node.gives.values():
                     self._level(value, node.own)
