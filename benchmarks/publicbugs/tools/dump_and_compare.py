@@ -1,0 +1,96 @@
+"""dumpcmp by its commands: dump, dump, compare."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from benchmarks.publicbugs.corpus import Bug, Program
+from benchmarks.publicbugs.grading import Answer, Place, Says
+from benchmarks.publicbugs.running import Ran, run
+
+SAYS = {0: Says.SAME, 1: Says.DIFFERENT, 2: Says.UNDECIDED}
+
+
+class DumpAndCompare:
+    name = "dumpcmp"
+
+    def fits(self, bug: Bug) -> bool:
+        return True
+
+    def answer(self, golden: Program, target: Program, room: Path, result: Path) -> Answer:
+        archives, seconds = [], 0.0
+        for program in (golden, target):
+            archives.append(room / f"dump-{program.label}-{program.ranks}")
+            if not archives[-1].exists():
+                ran = _dump(program, archives[-1], room, result)
+                seconds += ran.seconds
+                if ran.status:
+                    return Answer(Says.CRASHED, text=_last(ran.stderr), commands=3, seconds=seconds)
+        report = room / f"report-{target.label}"
+        words = ["--golden-path", str(archives[0]), "--my-path", str(archives[1])]
+        ran = run(["dumpcmp", "compare", *words, "--format", "json", "--output", str(report)], room)
+        told = report / "compare.json"
+        seconds += ran.seconds
+        if ran.status not in SAYS or not told.exists():
+            says = (
+                Says.UNDECIDED
+                if ran.status == 2 and "Traceback" not in ran.stderr
+                else Says.CRASHED
+            )
+            return Answer(says, text=_last(ran.stderr), commands=3, seconds=seconds)
+        held = json.loads(told.read_text())
+        return Answer(SAYS[ran.status], _places(held, ran.stdout), held["word"], 3, seconds)
+
+
+def _dump(program: Program, path: Path, room: Path, result: Path) -> Ran:
+    mode = "compiled" if program.compiled else "eager"
+    words = ["dumpcmp", "dump", "--mode", mode, "--path", str(path)]
+    words += ["--backward"] if program.trains else []
+    env = {"PUBLICBUGS_RESULT": str(result)}
+    return run([*words, "-m", *program.arguments], room, program.ranks, env)
+
+
+def _places(report: dict[str, Any], printed: str) -> list[Place]:
+    """The first divergence, and the ops that the same kernel computes and does not store."""
+    row = report["first_divergence"]
+    told = f"{report['word']} {(row or {}).get('reason', '')}"
+    ranks = tuple(
+        sorted(_numbers(match) for match in re.findall(r"wrong: ranks? ([\d, -]+)", told))
+    )
+    flat = tuple(dict.fromkeys(number for group in ranks for number in group))
+    if row is None:
+        at = re.search(r" at (\S+)", report["word"])
+        step = re.search(r"(?:token|step) (\d+)", report["word"])
+        return [
+            Place(
+                value=at[1] if at else report["word"],
+                ranks=flat,
+                step=int(step[1]) if step else None,
+            )
+        ]
+    module, _, op = str(row["op"]).rpartition("/")
+    if "/" not in row["op"]:
+        module, op = row["op"], ""
+    first = Place(op, module.replace("<root>", ""), row["slot"], flat, row["token"])
+    also = re.search(r"computes it together with ([^\n]+)", printed)
+    others = (
+        []
+        if also is None
+        else [Place(word.strip().rpartition("/")[2]) for word in also[1].split(",")]
+    )
+    return [first, *others]
+
+
+def _numbers(words: str) -> tuple[int, ...]:
+    found: list[int] = []
+    for word in words.replace(" ", "").strip(",-").split(","):
+        low, _, high = word.partition("-")
+        found += range(int(low), int(high or low) + 1)
+    return tuple(found)
+
+
+def _last(text: str) -> str:
+    return text.strip()[-600:]
