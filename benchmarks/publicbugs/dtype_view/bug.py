@@ -8,7 +8,7 @@ from benchmarks.publicbugs.corpus import Bug, Guilty
 BUG = Bug(
     "pytorch/pytorch#198101",
     "compiled",
-    Guilty(("sub", "view", "mul")),
+    Guilty(("sub", "view", "mul"), near=("setitem",)),
     "compiled, rows 2 to 4 are those of the later write",
 )
 

@@ -8,7 +8,7 @@ from benchmarks.publicbugs.corpus import Bug, Guilty
 BUG = Bug(
     "pytorch/pytorch#198033",
     "compiled",
-    Guilty(("flip", "foreach_add")),
+    Guilty(("flip", "foreach_add"), near=("mul",)),
     "compiled, half of the rows are added twice",
 )
 

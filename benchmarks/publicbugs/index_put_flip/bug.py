@@ -8,7 +8,7 @@ from benchmarks.publicbugs.corpus import Bug, Guilty
 BUG = Bug(
     "pytorch/pytorch#198270",
     "compiled",
-    Guilty(("flip", "add"), near=("index_put",)),
+    Guilty(("flip", "add"), near=("index_put", "mul")),
     "compiled, the second half is another",
 )
 

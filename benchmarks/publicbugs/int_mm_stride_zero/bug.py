@@ -8,7 +8,7 @@ from benchmarks.publicbugs.corpus import Bug, Guilty
 BUG = Bug(
     "pytorch/pytorch#195066",
     "kernel",
-    Guilty(("int_mm",)),
+    Guilty(("int_mm",), near=("as_strided", "add")),
     "the product of a column and a row is another",
 )
 

@@ -8,7 +8,7 @@ from benchmarks.publicbugs.corpus import Bug, Guilty
 BUG = Bug(
     "pytorch/pytorch#184893",
     "compiled",
-    Guilty(("min",)),
+    Guilty(("min",), near=("add",)),
     "compiled, the index is 0 in place of 2",
 )
 

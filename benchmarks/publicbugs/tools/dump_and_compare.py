@@ -42,7 +42,13 @@ class DumpAndCompare:
             )
             return Answer(says, text=_last(ran.stderr), commands=3, seconds=seconds)
         held = json.loads(told.read_text())
-        return Answer(SAYS[ran.status], _places(held, ran.stdout), held["word"], 3, seconds)
+        return Answer(
+            SAYS[ran.status],
+            _places(held, ran.stdout) if ran.status else (),
+            held["word"],
+            3,
+            seconds,
+        )
 
 
 def _dump(program: Program, path: Path, room: Path, result: Path) -> Ran:
@@ -62,15 +68,7 @@ def _places(report: dict[str, Any], printed: str) -> list[Place]:
     )
     flat = tuple(dict.fromkeys(number for group in ranks for number in group))
     if row is None:
-        at = re.search(r" at (\S+)", report["word"])
-        step = re.search(r"(?:token|step) (\d+)", report["word"])
-        return [
-            Place(
-                value=at[1] if at else report["word"],
-                ranks=flat,
-                step=int(step[1]) if step else None,
-            )
-        ]
+        return _from_words(report["word"], flat)
     module, _, op = str(row["op"]).rpartition("/")
     if "/" not in row["op"]:
         module, op = row["op"], ""
@@ -82,6 +80,18 @@ def _places(report: dict[str, Any], printed: str) -> list[Place]:
         else [Place(word.strip().rpartition("/")[2]) for word in also[1].split(",")]
     )
     return [first, *others]
+
+
+def _from_words(word: str, ranks: tuple[int, ...]) -> list[Place]:
+    """The place that a line names: `the first is model[0] norm/layer_norm#0 output.0`, `at ...`."""
+    step = re.search(r"(?:token|step) (\d+)|the first is \w+\[(\d+)\]", word)
+    number = None if step is None else int(step[1] or step[2])
+    value = re.search(r"the first is \S+ (\S+?)#\d+ (\S+)", word)
+    if value:
+        module, _, op = value[1].rpartition("/")
+        return [Place(op, module.replace("<root>", ""), value[2], ranks, number)]
+    at = re.search(r"(?:at|of|:) ([^\s:]*[\w\]])", word)
+    return [Place(value=at[1] if at else word, ranks=ranks, step=number)]
 
 
 def _numbers(words: str) -> tuple[int, ...]:
