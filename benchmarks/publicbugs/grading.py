@@ -110,7 +110,8 @@ def _is_near(place: Place, guilty: Guilty) -> bool:
 
 
 def _is_guilty_op(place: Place, guilty: Guilty) -> bool:
-    words = [word for word in (plain(place.op), place.value) if word]
+    last = place.value.rpartition(".")[2]  # training.state_before is state_before
+    words = [word for word in (plain(place.op), place.value, last) if word]
     return any(fnmatchcase(word, pattern) for word in words for pattern in guilty.ops)
 
 

@@ -27,10 +27,11 @@ FOUND = (Grade.EXACT, Grade.REGION, Grade.WRONG, Grade.NO_PLACE)
 
 
 def tools() -> list[str]:
-    wanted = os.environ.get("TOOL", "")
-    if wanted and wanted not in TOOLS:
-        sys.exit(f"no tool {wanted!r}; there are: {', '.join(TOOLS)}")
-    return [wanted] if wanted else list(TOOLS)
+    wanted = [word for word in os.environ.get("TOOL", "").split(",") if word]
+    for word in wanted:
+        if word not in TOOLS:
+            sys.exit(f"no tool {word!r}; there are: {', '.join(TOOLS)}")
+    return wanted or list(TOOLS)
 
 
 def asked(tool: Tool, bug: Bug, file: str, room: Path, right: list[list[object]]) -> Answer:

@@ -9,7 +9,9 @@ from benchmarks.publicbugs.pieces import Mlp, numbers, seeded, weights
 BUG = Bug(
     "https://discuss.pytorch.org/t/84911",
     "training",
-    Guilty(("grad*", "param*", "step", "backward", "requires_grad"), "head*", near=("scale*",)),
+    Guilty(
+        ("grad*", "param*", "step", "backward", "requires_grad"), "head*", near=("scale*", "mul")
+    ),
     "the head's weights are those of the start",
     trains=True,
 )

@@ -5,7 +5,8 @@ from benchmarks.publicbugs.tools.allclose import AllClose
 from benchmarks.publicbugs.tools.debug_mode import HashedLogs
 from benchmarks.publicbugs.tools.dump_and_compare import DumpAndCompare
 from benchmarks.publicbugs.tools.minifier import Minifier
+from benchmarks.publicbugs.tools.msprobe_dump import MsProbe
 
 TOOLS: dict[str, Tool] = {
-    tool.name: tool for tool in (DumpAndCompare(), AllClose(), Minifier(), HashedLogs())
+    tool.name: tool for tool in (DumpAndCompare(), AllClose(), Minifier(), HashedLogs(), MsProbe())
 }

@@ -72,14 +72,17 @@ def _places(report: dict[str, Any], printed: str) -> list[Place]:
     module, _, op = str(row["op"]).rpartition("/")
     if "/" not in row["op"]:
         module, op = row["op"], ""
-    first = Place(op, module.replace("<root>", ""), row["slot"], flat, row["token"])
+    effect = re.match(r"DIFFERENT \w+ at token \d+: (\S+) is ", report["word"])
+    slot = effect[1] if effect else row["slot"]
+    first = Place(op, module.replace("<root>", ""), slot, flat, row["token"])
     also = re.search(r"computes it together with ([^\n]+)", printed)
     others = (
         []
         if also is None
         else [Place(word.strip().rpartition("/")[2]) for word in also[1].split(",")]
     )
-    return [first, *others]
+    mine = [Place(str(row["my_op"]).rpartition("/")[2])] if row.get("my_op") else []
+    return [first, *mine, *others]
 
 
 def _from_words(word: str, ranks: tuple[int, ...]) -> list[Place]:
