@@ -1,4 +1,4 @@
-"""``python -m benchmarks [TABLE,... ...] [--tool NAME]``: print the benchmark tables as Markdown."""
+"""``python -m benchmarks [TABLE,...] [--tool NAME]``: print the benchmark tables as Markdown."""
 
 import argparse
 import os

@@ -18,7 +18,7 @@ def world() -> int:
 
 
 def mine(x: Tensor, dim: int = 0) -> Tensor:
-    """This rank's part of a tensor."""
+    """The part of a tensor that belongs to this rank."""
     return x.chunk(world(), dim)[rank()].contiguous()
 
 
@@ -41,11 +41,11 @@ class Copy(torch.autograd.Function):
     """Into a parallel region: forward does nothing, backward sums over ranks."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
         return summed(grad)
 
 
@@ -53,11 +53,11 @@ class Reduce(torch.autograd.Function):
     """Out of a parallel region: forward sums over ranks, backward does nothing."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
         return summed(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
         return grad
 
 
@@ -65,11 +65,11 @@ class Gather(torch.autograd.Function):
     """Forward gathers the last dim, backward takes this rank's part."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
         return gathered(x, -1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
         return mine(grad, -1)
 
 

@@ -1,4 +1,4 @@
-"""Show that a bug is real here, without any tool: its results are wrong, and its twin's are right."""
+"""Show without any tool that a bug is real here: its results are wrong, its twin's are right."""
 
 from __future__ import annotations
 
@@ -45,10 +45,8 @@ def error_of(mine: Arrays, right: Arrays) -> float:
     is infinitely wrong.
     """
     whole = right if len(right) == len(mine) else right * len(mine)
-    return max(
-        (_distance(a, b) for one, other in zip(mine, whole, strict=True) for a, b in _zip(one, other)),
-        default=0.0,
-    )  # fmt: skip
+    pairs = [pair for one, other in zip(mine, whole, strict=True) for pair in _zip(one, other)]
+    return max((_distance(a, b) for a, b in pairs), default=0.0)
 
 
 def _zip(

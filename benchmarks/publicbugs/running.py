@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 TIMEOUT = int(os.environ.get("PUBLICBUGS_TIMEOUT", "240"))
@@ -33,11 +34,8 @@ class Ran:
 
 def warm() -> None:
     """Import what most commands need; nothing is computed, so no threads are there to be lost."""
-    import torch._dynamo
-    import torch._inductor.compile_fx
-    import torch.distributed
-
-    import dumpcmp.cli  # noqa: F401
+    for name in ("torch._dynamo", "torch._inductor.compile_fx", "dumpcmp.cli"):
+        import_module(name)
 
 
 def run(

@@ -85,7 +85,7 @@ def in_a_process_of_its_own(name: str) -> dict[str, object]:
         f"{name}: {time.monotonic() - began:.0f} s {json.dumps(row)}", file=sys.stderr, flush=True
     )
     if log := os.environ.get("PUBLICBUGS_LOG"):
-        with open(log, "a") as file:
+        with Path(log).open("a") as file:
             file.write(json.dumps(row) + "\n")
     return row
 
@@ -140,9 +140,10 @@ def made(rows: dict[str, dict[str, object]]) -> Table:
         ]
     ]
     how = (
-        f"torch {torch.__version__}, CPU. Each bug is first shown to be there without any tool. Then "
-        "each tool looks at the bug and at its fixed twin, and one grader that does not know the tool "
-        "grades the answers. Seconds are a mean over bugs, in processes that have imported torch."
+        f"torch {torch.__version__}, CPU. Each bug is first shown to be there without any tool. "
+        "Then each tool looks at the bug and at its fixed twin, and one grader that does not know "
+        "the tool grades the answers. Seconds are a mean over bugs, in processes that have "
+        "imported torch."
     )
     return Table("publicbugs", ("bug", "thread", "kind", *tools()), shown, how)
 

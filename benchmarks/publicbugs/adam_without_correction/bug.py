@@ -1,5 +1,7 @@
 """AdamW leaves out the correction of its moments for their start at zero."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, optim
@@ -45,12 +47,13 @@ class AdamW(optim.Optimizer):
         one.addcdiv_(first, second.sqrt() + 1e-8, value=-group["lr"])
 
 
-def train(optimizer_of: type[optim.Optimizer], **settings: float) -> list[Tensor]:
+def train(optimizer_of: type[optim.Optimizer], **settings: Any) -> list[Tensor]:
     model = seeded(Mlp())
     optimizer = optimizer_of(model.parameters(), **settings)
     for step in range(2):
         optimizer.zero_grad()
-        F.mse_loss(model(numbers(4, 8, seed=step)), numbers(4, 8, seed=step + 9)).backward()
+        loss = F.mse_loss(model(numbers(4, 8, seed=step)), numbers(4, 8, seed=step + 9))
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return weights(model)
 

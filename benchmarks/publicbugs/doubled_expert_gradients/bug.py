@@ -25,11 +25,11 @@ class Dispatch(torch.autograd.Function):
     """All tokens on every rank; the gradient is summed, and each rank takes its own."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
         return gathered(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
         return mine(summed(grad))
 
 
@@ -37,11 +37,11 @@ class Combine(torch.autograd.Function):
     """The sum over ranks, of which each takes its own tokens."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
         return mine(summed(x))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
         return gathered(grad)
 
 

@@ -33,11 +33,11 @@ class StraightThrough(torch.autograd.Function):
         return torch.sin(x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Any, inputs: Any, _output: Any) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
         return grad * 0.25
 
 

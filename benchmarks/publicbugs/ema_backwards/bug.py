@@ -39,7 +39,8 @@ def train(weight: float) -> list[Tensor]:
     optimizer = optim.SGD(both.model.parameters(), lr=0.1)
     for step in range(2):
         optimizer.zero_grad()
-        F.mse_loss(both(numbers(4, 8, seed=step)), numbers(4, 8, seed=step + 9)).backward()
+        loss = F.mse_loss(both(numbers(4, 8, seed=step)), numbers(4, 8, seed=step + 9))
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         both.update(weight)
     with torch.no_grad():

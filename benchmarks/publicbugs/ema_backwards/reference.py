@@ -13,7 +13,8 @@ def run() -> list[Tensor]:
     optimizer = optim.SGD(both.model.parameters(), lr=0.1)
     for step in range(2):
         optimizer.zero_grad()
-        F.mse_loss(both(numbers(4, 8, seed=step)), numbers(4, 8, seed=step + 9)).backward()
+        loss = F.mse_loss(both(numbers(4, 8, seed=step)), numbers(4, 8, seed=step + 9))
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         with torch.no_grad():
             for kept, one in zip(both.average.parameters(), both.model.parameters(), strict=True):

@@ -18,6 +18,8 @@ BUG = Bug(
 class Attention(nn.Module):
     """Causal attention over cached keys, with a bias that grows with the distance."""
 
+    cache: Tensor
+
     def __init__(self, takes_last: bool) -> None:
         super().__init__()
         self.takes_last = takes_last

@@ -20,6 +20,9 @@ BUG = Bug(
 class Mixer(nn.Module):
     """A causal convolution and a decaying sum, both with a state between calls."""
 
+    tail: Tensor
+    state: Tensor
+
     def __init__(self, remembers: bool) -> None:
         super().__init__()
         self.remembers = remembers
@@ -29,7 +32,6 @@ class Mixer(nn.Module):
         self.register_buffer("state", torch.zeros(8), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        assert isinstance(self.tail, Tensor) and isinstance(self.state, Tensor)
         given = self.inner(x).T
         tail = self.tail if self.remembers else torch.zeros_like(self.tail)
         joined = torch.cat([tail, given], 1)

@@ -36,7 +36,8 @@ def train(freezes_head: bool) -> list[Tensor]:
     optimizer = optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
     for step in range(2):
         optimizer.zero_grad()
-        F.mse_loss(model(numbers(4, 8, seed=step)), numbers(4, 4, seed=step + 9)).backward()
+        loss = F.mse_loss(model(numbers(4, 8, seed=step)), numbers(4, 4, seed=step + 9))
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return weights(model)
 

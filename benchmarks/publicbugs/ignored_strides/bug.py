@@ -24,7 +24,7 @@ def mix(weights: Tensor, x: Tensor, minds_strides: bool) -> Tensor:
 
 
 @mix.register_fake
-def _(weights: Tensor, x: Tensor, minds_strides: bool) -> Tensor:
+def _(weights: Tensor, x: Tensor, minds_strides: bool) -> Tensor:  # noqa: ARG001
     return x.new_empty(weights.shape[0], x.shape[1])
 
 

@@ -11,6 +11,7 @@ def run() -> list[Tensor]:
     optimizer = optim.Adam(model.parameters(), lr=0.01)
     for step in range(4):
         optimizer.zero_grad()
-        F.mse_loss(model(numbers(4, 8, seed=step)), numbers(4, 8, seed=step + 9)).backward()
+        loss = F.mse_loss(model(numbers(4, 8, seed=step)), numbers(4, 8, seed=step + 9))
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return weights(model)

@@ -32,7 +32,8 @@ def train(resumes: bool, restores: bool) -> list[Tensor]:
                 scheduler.load_state_dict(kept)
                 optimizer.param_groups[0]["lr"] = scheduler.get_last_lr()[0]
         optimizer.zero_grad()
-        F.mse_loss(model(numbers(4, 8, seed=step)), numbers(4, 8, seed=step + 9)).backward()
+        loss = F.mse_loss(model(numbers(4, 8, seed=step)), numbers(4, 8, seed=step + 9))
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         scheduler.step()
     return weights(model)

@@ -25,7 +25,7 @@ class Whole(nn.Module):
         self.inner, self.out_norm, self.outer = nn.Linear(8, 16), nn.LayerNorm(4), nn.Linear(16, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        heads = torch.tanh(self.inner(x)).unflatten(-1, (-1, 4))
+        heads = torch.tanh(self.inner(x)).view(*x.shape[:-1], -1, 4)
         out: Tensor = self.outer(self.out_norm(heads).flatten(-2))
         return out
 

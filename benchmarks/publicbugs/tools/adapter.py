@@ -15,8 +15,8 @@ class Tool(Protocol):
     @property
     def name(self) -> str: ...
 
-    def fits(self, bug: Bug) -> bool:
+    def fits(self, bug: Bug, /) -> bool:
         """Whether the tool is meant for such a bug at all."""
 
-    def answer(self, golden: Program, target: Program, room: Path, result: Path) -> Answer:
+    def answer(self, golden: Program, target: Program, room: Path, result: Path, /) -> Answer:
         """Run both programs under the tool; `room` is kept between a bug and its twin."""

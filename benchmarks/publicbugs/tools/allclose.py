@@ -15,7 +15,7 @@ from benchmarks.publicbugs.running import run
 class AllClose:
     name = "allclose"
 
-    def fits(self, bug: Bug) -> bool:
+    def fits(self, _bug: Bug) -> bool:
         return True
 
     def answer(self, golden: Program, target: Program, room: Path, result: Path) -> Answer:

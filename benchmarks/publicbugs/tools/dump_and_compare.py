@@ -17,7 +17,7 @@ SAYS = {0: Says.SAME, 1: Says.DIFFERENT, 2: Says.UNDECIDED}
 class DumpAndCompare:
     name = "dumpcmp"
 
-    def fits(self, bug: Bug) -> bool:
+    def fits(self, _bug: Bug) -> bool:
         return True
 
     def answer(self, golden: Program, target: Program, room: Path, result: Path) -> Answer:

@@ -18,7 +18,7 @@ class Minifier:
     def fits(self, bug: Bug) -> bool:
         return bug.kind == "compiled"
 
-    def answer(self, golden: Program, target: Program, room: Path, result: Path) -> Answer:
+    def answer(self, _golden: Program, target: Program, room: Path, result: Path) -> Answer:
         work = room / f"minifier-{target.file}"
         work.mkdir()
         env = {

@@ -19,7 +19,7 @@ BUG = Bug(
 
 class Uncounting(AdamW):
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for state in self.state.values():
             state["step"] = 0
         super().step(closure)

@@ -27,8 +27,8 @@ class Quantised(nn.Module):
         self.register_buffer("levels", levels.to(torch.uint8))
 
     def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(self.levels, Tensor)
         levels = self.levels.view(torch.int8) if self.signed else self.levels
-        assert isinstance(levels, Tensor)
         return x @ (levels.float() * self.scale + self.low).T
 
 

@@ -28,7 +28,8 @@ class RowLinear(nn.Module):
         out: Tensor = Reduce.apply(x @ self.weight.T)  # type: ignore[no-untyped-call]
         self.steps += 1
         if self.fails and rank() == 1 and self.steps == 2:
-            out.untyped_storage().fill_(0)  # as if the buffer was never written to
+            zeros = out.untyped_storage()  # as if the buffer was never written to
+            zeros.fill_(0)  # type: ignore[attr-defined]
         return out + self.bias
 
 
