@@ -6,20 +6,16 @@ from pathlib import Path
 
 from benchmarks.publicbugs.corpus import load, names
 from benchmarks.publicbugs.reproducing import reproduce
-from benchmarks.publicbugs.running import warm
 
 
 def main(wanted: list[str]) -> int:
-    warm()
     bad = 0
     for name in wanted or names():
         bug = load(name)
         with tempfile.TemporaryDirectory() as room:
             try:
-                print(
-                    f"{name}: real, {reproduce(bug, Path(room)).error:.3g} off. {bug.seen}",
-                    flush=True,
-                )
+                seen = reproduce(bug, Path(room))
+                print(f"{name}: real, {seen.error:.3g} off. {bug.seen}", flush=True)
             except AssertionError as said:
                 bad += 1
                 print(f"{name}: NOT SHOWN. {said}", flush=True)

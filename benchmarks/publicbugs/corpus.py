@@ -66,11 +66,12 @@ class Program:
     compiled: bool = False
     ranks: int = 1
     trains: bool = False
+    uncompiled: bool = False  # torch.compile does nothing
 
     @property
     def arguments(self) -> list[str]:
         words = ["benchmarks.publicbugs.program", self.bug, self.file]
-        return words if self.compiled else [*words, "--eager"]
+        return [*words, "--eager"] if self.uncompiled else words
 
     @property
     def label(self) -> str:
@@ -103,5 +104,5 @@ def golden_of(bug: Bug, file: str) -> Program:
     if bug.has_reference:
         return Program(bug.name, "reference", trains=bug.trains)
     if bug.kind == "compiled":
-        return Program(bug.name, file, trains=bug.trains)
+        return Program(bug.name, file, trains=bug.trains, uncompiled=True)
     return Program(bug.name, "fixed", ranks=bug.ranks, trains=bug.trains)

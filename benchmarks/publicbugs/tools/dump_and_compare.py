@@ -81,7 +81,8 @@ def _places(report: dict[str, Any], printed: str) -> list[Place]:
         if also is None
         else [Place(word.strip().rpartition("/")[2]) for word in also[1].split(",")]
     )
-    mine = [Place(str(row["my_op"]).rpartition("/")[2])] if row.get("my_op") else []
+    my_module, _, my_op = str(row.get("my_op") or "").partition(" ")[0].rpartition("/")
+    mine = [Place(my_op, my_module.replace("<root>", ""), "", flat, row["token"])] if my_op else []
     return [first, *mine, *others]
 
 

@@ -10,7 +10,11 @@ from benchmarks.publicbugs.ranks import ColumnLinear, Gather, Reduce, rank
 BUG = Bug(
     "NVIDIA/Megatron-LM#7452",
     "parallel",
-    Guilty(("all_reduce", "sum", "log"), "*loss*", near=("gather*", "all_gather*", "head*")),
+    Guilty(
+        ("all_reduce", "sum", "log"),
+        "*loss*",
+        near=("gather*", "all_gather*", "head*", "cross_entropy"),
+    ),
     "the loss is log 2 too large",
     ranks=2,
     trains=True,
