@@ -25,7 +25,9 @@ class DumpAndCompare:
         for program in (golden, target):
             archives.append(room / f"dump-{program.label}-{program.ranks}")
             if not archives[-1].exists():
-                ran = _dump(program, archives[-1], room, result)
+                ran = _dump(
+                    program, archives[-1], room, result if program is target else room / "right"
+                )
                 seconds += ran.seconds
                 if ran.status:
                     return Answer(Says.CRASHED, text=_last(ran.stderr), commands=3, seconds=seconds)
@@ -69,21 +71,26 @@ def _places(report: dict[str, Any], printed: str) -> list[Place]:
     flat = tuple(dict.fromkeys(number for group in ranks for number in group))
     if row is None:
         return _from_words(report["word"], flat)
-    module, _, op = str(row["op"]).rpartition("/")
-    if "/" not in row["op"]:
-        module, op = row["op"], ""
     effect = re.match(r"DIFFERENT \w+ at token \d+: (\S+) is ", report["word"])
     slot = effect[1] if effect else row["slot"]
-    first = Place(op, module.replace("<root>", ""), slot, flat, row["token"])
+    first = _place(str(row["op"]), slot, flat, row["token"])
     also = re.search(r"computes it together with ([^\n]+)", printed)
     others = (
         []
         if also is None
         else [Place(word.strip().rpartition("/")[2]) for word in also[1].split(",")]
     )
-    my_module, _, my_op = str(row.get("my_op") or "").partition(" ")[0].rpartition("/")
-    mine = [Place(my_op, my_module.replace("<root>", ""), "", flat, row["token"])] if my_op else []
-    return [first, *mine, *others]
+    mine = re.search(r"(?:^| )(\S+?)#\d+", str(row.get("my_op") or ""))
+    named = [] if mine is None else [_place(mine[1], "", flat, row["token"])]
+    return [first, *named, *others]
+
+
+def _place(name: str, value: str, ranks: tuple[int, ...], step: int | None) -> Place:
+    """Take `layers.0.up/linear` apart; without a function it is the module's own value."""
+    module, slash, op = name.rpartition("/")
+    if not slash:
+        module, op = op, ""
+    return Place(op, module.replace("<root>", ""), value, ranks, step)
 
 
 def _from_words(word: str, ranks: tuple[int, ...]) -> list[Place]:
@@ -92,8 +99,7 @@ def _from_words(word: str, ranks: tuple[int, ...]) -> list[Place]:
     number = None if step is None else int(step[1] or step[2])
     value = re.search(r"the first is \S+ (\S+?)#\d+ (\S+)", word)
     if value:
-        module, _, op = value[1].rpartition("/")
-        return [Place(op, module.replace("<root>", ""), value[2], ranks, number)]
+        return [_place(value[1], value[2], ranks, number)]
     at = re.search(r"(?:at|of|:) ([^\s:]*[\w\]])", word)
     return [Place(value=at[1] if at else word, ranks=ranks, step=number)]
 

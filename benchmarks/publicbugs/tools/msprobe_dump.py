@@ -30,7 +30,8 @@ class MsProbe:
         for program in (golden, target):
             path = room / f"msprobe-{program.label}"
             if not path.exists():
-                env = {"PUBLICBUGS_RESULT": str(result), "PUBLICBUGS_TOLD": str(path)}
+                kept = result if program is target else room / "right"
+                env = {"PUBLICBUGS_RESULT": str(kept), "PUBLICBUGS_TOLD": str(path)}
                 ran = run([__name__, program.bug, program.file], room, env=env)
                 seconds += ran.seconds
                 if ran.status:
