@@ -72,6 +72,13 @@ def test_a_grade_follows_from_the_answer_alone(answer: Answer, expected: Grade) 
     assert grade(answer, GUILTY) is expected
 
 
+def test_an_alarm_that_the_twin_gets_as_well_shows_nothing() -> None:
+    answer, expected = ANSWERS[0]
+    elsewhere = Answer(Says.DIFFERENT, [Place("relu")])
+    assert grade(answer, GUILTY, answer) is Grade.BOTH
+    assert grade(answer, GUILTY, elsewhere) is grade(answer, GUILTY, Answer(Says.SAME)) is expected
+
+
 def test_a_twin_is_to_be_called_the_same() -> None:
     graded = [grade_twin(Answer(says)) for says in Says]
     assert graded == [Grade.QUIET, Grade.ALARM, Grade.UNDECIDED, Grade.CRASHED]

@@ -29,6 +29,7 @@ class Grade(StrEnum):
     NO_PLACE = "seen, no place"
     UNDECIDED = "undecided"
     MISSED = "missed"
+    BOTH = "alarm on both"  # the same is said of the twin, which is right
     DISTURBED = "disturbed away"
     CRASHED = "crashed"
     NOT_FOR_IT = "-"
@@ -64,13 +65,16 @@ class Answer:
     is_right: bool = False  # the target gave the right results under the tool
 
 
-def grade(answer: Answer, guilty: Guilty) -> Grade:
+def grade(answer: Answer, guilty: Guilty, twin: Answer | None = None) -> Grade:
+    """Grade an answer to a bug; an alarm that the twin gets as well is no evidence of the bug."""
     if answer.says is Says.CRASHED:
         return Grade.CRASHED
     if answer.is_right:
         return Grade.DISTURBED
     if answer.says is not Says.DIFFERENT:
         return Grade.MISSED if answer.says is Says.SAME else Grade.UNDECIDED
+    if twin is not None and twin.says is Says.DIFFERENT and twin.places == answer.places:
+        return Grade.BOTH
     places = [place for place in answer.places if place != Place()][:NUM_PLACES]
     if not places:
         return Grade.NO_PLACE

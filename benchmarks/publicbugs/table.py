@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +59,7 @@ def measured(name: str, wanted: list[str]) -> dict[str, object]:
             answer = asked(tool, bug, "bug", room, seen.right)  # type: ignore[arg-type]
             twin = asked(tool, bug, "fixed", room, seen.twin_right)  # type: ignore[arg-type]
         held[tool.name] = {
-            "grade": grade(answer, bug.guilty),
+            "grade": grade(answer, bug.guilty, twin),
             "twin": grade_twin(twin),
             "named": "; ".join(map(str, answer.places[:3])),
             "text": answer.text,
@@ -70,24 +70,31 @@ def measured(name: str, wanted: list[str]) -> dict[str, object]:
     return held
 
 
-def in_a_process_of_its_own(name: str) -> dict[str, object]:
+def in_one_process(part: Sequence[str]) -> list[dict[str, object]]:
+    """Measure bugs one after the other; each command of theirs has a process of its own."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    words = [sys.executable, "-W", "ignore", "-m", "benchmarks.publicbugs.table", name, *tools()]
-    with tempfile.NamedTemporaryFile("r", suffix=".json") as told:
-        began = time.monotonic()
-        ran = subprocess.run(
-            words, capture_output=True, text=True, check=False,
-            env={**environ, "PUBLICBUGS_ROW": told.name},
-        )  # fmt: skip
-        text = told.read()
-    row = json.loads(text) if text else {"bug": name, "trouble": ran.stderr.strip()[-800:]}
-    print(
-        f"{name}: {time.monotonic() - began:.0f} s {json.dumps(row)}", file=sys.stderr, flush=True
-    )
-    if log := os.environ.get("PUBLICBUGS_LOG"):
-        with Path(log).open("a") as file:
+    words = [sys.executable, "-W", "ignore", "-m", "benchmarks.publicbugs.table", *part]
+    with tempfile.TemporaryDirectory() as room:
+        log = Path(os.environ.get("PUBLICBUGS_LOG", Path(room, "log")))
+        with log.open("a") as file:
+            begin = file.tell()
+        subprocess.run(words, check=False, env={**environ, "PUBLICBUGS_LOG": str(log)})
+        with log.open() as file:
+            file.seek(begin)
+            rows = [json.loads(line) for line in file]
+    return [row for row in rows if row["bug"] in part]
+
+
+def main(part: Sequence[str]) -> None:
+    warm()
+    for name in part:
+        try:
+            row = measured(name, tools())
+        except (AssertionError, OSError) as said:
+            row = {"bug": name, "trouble": str(said)[-800:]}
+        with Path(os.environ["PUBLICBUGS_LOG"]).open("a") as file:
             file.write(json.dumps(row) + "\n")
-    return row
+        print(json.dumps(row), file=sys.stderr, flush=True)
 
 
 def cells(bug: Bug, row: dict[str, object]) -> list[str]:
@@ -122,8 +129,10 @@ def total(label: str, rows: list[dict[str, object]]) -> list[str]:
 
 
 def table() -> Table:
-    with ThreadPoolExecutor(max(1, int(os.environ.get("JOBS", "2")))) as pool:
-        rows = {str(row["bug"]): row for row in pool.map(in_a_process_of_its_own, names())}
+    jobs = max(1, int(os.environ.get("JOBS", "2")))
+    with ThreadPoolExecutor(jobs) as pool:
+        parts = pool.map(in_one_process, [names()[job::jobs] for job in range(jobs)])
+        rows = {str(row["bug"]): row for part in parts for row in part}
     return made(rows)
 
 
@@ -149,5 +158,4 @@ def made(rows: dict[str, dict[str, object]]) -> Table:
 
 
 if __name__ == "__main__":
-    warm()
-    Path(os.environ["PUBLICBUGS_ROW"]).write_text(json.dumps(measured(sys.argv[1], sys.argv[2:])))
+    main(sys.argv[1:])
