@@ -19,8 +19,9 @@ Results = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 class Guilty:
     """Where the bug is: functions or values (`grad.*`), and if they matter the module, rank, step.
 
-    Patterns are those of `fnmatch`. `near` are functions or modules beside it, which are the right
-    region. `ranks` are wrong where the others are right.
+    Patterns are those of `fnmatch`, in the words of the bug or of its reference. `near` are
+    functions or modules beside it, which are the right region. `ranks` are wrong where the others
+    are right.
     """
 
     ops: tuple[str, ...]

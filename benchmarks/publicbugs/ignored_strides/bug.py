@@ -9,7 +9,7 @@ from benchmarks.publicbugs.pieces import numbers, seeded
 BUG = Bug(
     "ROCm/aiter#5292",
     "kernel",
-    Guilty(("mix*", "publicbugs*"), near=("transpose", "T", "mul", "linear", "down*")),
+    Guilty(("mix*", "publicbugs*", "matmul"), near=("transpose", "T", "mul", "linear", "down*")),
     "the mixed rows are others than the product of the matrices",
     planted=True,
 )
