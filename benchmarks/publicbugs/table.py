@@ -129,6 +129,7 @@ def total(label: str, rows: list[dict[str, object]]) -> list[str]:
 
 
 def table() -> Table:
+    tools()  # a name that is none ends it here
     jobs = max(1, int(os.environ.get("JOBS", "2")))
     with ThreadPoolExecutor(jobs) as pool:
         parts = pool.map(in_one_process, [names()[job::jobs] for job in range(jobs)])
