@@ -14,6 +14,7 @@ BUG = Bug(
     ),
     "the head's weights are those of the start",
     trains=True,
+    planted=True,
 )
 
 

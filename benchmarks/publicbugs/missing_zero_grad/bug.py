@@ -12,6 +12,7 @@ BUG = Bug(
     Guilty(("grad*", "param*", "zero_grad", "step", "backward"), step=1),
     "the weights after three steps are others than with zero_grad",
     trains=True,
+    planted=True,
 )
 
 

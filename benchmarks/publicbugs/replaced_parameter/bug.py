@@ -14,6 +14,7 @@ BUG = Bug(
     "the replaced weight differs between ranks after a step",
     ranks=2,
     trains=True,
+    planted=True,
 )
 
 
