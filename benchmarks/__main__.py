@@ -1,12 +1,21 @@
-"""``python -m benchmarks [TABLE,... ...]``: print the benchmark tables as Markdown."""
+"""``python -m benchmarks [TABLE,...] [--tool NAME]``: print the benchmark tables as Markdown."""
 
+import argparse
+import os
 import sys
 from importlib import import_module
 
 from benchmarks.tables import TABLES, Table
 
 
-def main(names: list[str]) -> None:
+def main(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("tables", nargs="*", help="tables to print, all without any")
+    parser.add_argument("--tool", help="publicbugs: the one tool to run")
+    chosen = parser.parse_args(words)
+    if chosen.tool:
+        os.environ["TOOL"] = chosen.tool
+    names = [name for word in chosen.tables for name in word.split(",")]
     for name in names or list(TABLES):
         if name not in TABLES:
             sys.exit(f"no table {name!r}; there are: {', '.join(TABLES)}")
@@ -15,4 +24,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main([name for word in sys.argv[1:] for name in word.split(",")])
+    main(sys.argv[1:])

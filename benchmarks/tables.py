@@ -35,7 +35,7 @@ TABLES: dict[str, str] = {
     "compiled-gpu": "compiled_gpu",
     "certified": "certified",
     "undisturbed": "undisturbed",
-    "silent": "silent",
+    "publicbugs": "publicbugs.table",
     "traps": "traps",
     "verify": "verify",
     "seeds": "seeds",

@@ -1,6 +1,7 @@
-"""Public bugs of PyTorch that can be run on a CPU: a folder each, with the bug and a fixed twin.
+"""Public bugs that run on a CPU: a folder each, with the bug, a fixed twin and what is guilty.
 
-``bug.py`` and ``fixed.py`` have the same interface: `run`, which returns the result, and `OP`, the
-functions that are wrong. Run as scripts they are what a user would run. What is right is what
-``bug.py`` gives with torch.compile off; where `EAGER_IS_WRONG`, what ``fixed.py`` gives.
+``bug.py`` declares `BUG` and has `run`, which returns the results as tensors; ``fixed.py`` has
+`run` without the bug. ``reference.py`` has `run` in another way that is known to be right (one
+process for a parallel bug, say). Without it the reference is, for a compiled bug, the program
+itself without torch.compile, and else ``fixed.py``.
 """

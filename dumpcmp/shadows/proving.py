@@ -11,10 +11,8 @@ from typing import NamedTuple
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.key import ROOT, Op, Slot
-from dumpcmp.replay.listed import function_named
-from dumpcmp.replay.unreplayable import Unreplayable
 from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty, unknown_leaves
-from dumpcmp.shadows.gradient_sums import OpenGradient, with_gradients
+from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels, load_value
 from dumpcmp.shadows.outside import (
     SLIGHT,
@@ -85,11 +83,9 @@ class Proof:
     num_calls: int = 0
     num_bridges: int = 0
     remarks: list[str] = field(default_factory=list)
-    is_start_known: bool = True  # both are known to have started from the same numbers
     shown: dict[str, set[ValueId]] = field(default_factory=dict)  # what effects that are the same
     # on both sides depend on, by side, where all calls behind them are right
     idle: dict[str, set[ValueId]] = field(default_factory=dict)  # what nothing was made of, by side
-    open: dict[str, set[ValueId]] = field(default_factory=dict)  # gradients that nobody can check
     buffers: set[str] = field(default_factory=set)  # that are left the same, by golden's names
     lone: list[ProofFinding] = field(default_factory=list)  # effects that one side alone has
 
@@ -198,12 +194,10 @@ class StepProof:
             if not one.effect.value.key.slot.is_gradient and not one.effect.is_state
         ]
         self._starts(start, its, mine, noise_of(returned, its, mine))
-        self.proof.is_start_known = not self.proof.findings
         self._programs(its, mine, effects)
         self._programs_asked, self._shadows = (its.program, mine.program), (its, mine)
         self._show()
         self.proof.idle = {"golden": _idle(its), "target": _idle(mine)}
-        self.proof.open = {"golden": _open(its.program), "target": _open(mine.program)}
         return Before(its, mine, self.before)
 
     def ask_kernels(self) -> None:
@@ -504,24 +498,6 @@ def _signature(program: Program, node: Node) -> tuple[object, ...] | None:
     if not all(digest for _, digest in digests):
         return None
     return node.call.target, node.call.arguments, digests
-
-
-def _open(program: Program) -> set[ValueId]:
-    """Gradients of which it is not known how they follow from others."""
-    found = {
-        value
-        for node in program.nodes
-        if isinstance(node.own, OpenGradient)
-        for value in node.gives.values()
-    }
-    return found | {place for place, value in program.places.items() if value in found}
-
-
-def _is_known(node: Node) -> bool:
-    try:
-        return bool(function_named(node.call.target))
-    except Unreplayable:
-        return False
 
 
 def _idle(shadow: Shadow) -> set[ValueId]:

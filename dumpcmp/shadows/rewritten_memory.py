@@ -137,11 +137,8 @@ def with_writes(archive: Archive, program: Program) -> Program:
     return replace(program, nodes=nodes)
 
 
-def written_values(program: Program, is_lasting: bool = False) -> set[ValueId]:
-    """The values of all memories that a call has written to, before or after it did.
-
-    Those that are `lasting` alone: no call of the program has made them, such as buffers.
-    """
+def written_values(program: Program) -> set[ValueId]:
+    """The values of all memories that a call has written to, before or after it did."""
     memories: dict[ValueId, set[ValueId]] = {}
     written: set[ValueId] = set()
     for node in program.nodes:
@@ -159,10 +156,7 @@ def written_values(program: Program, is_lasting: bool = False) -> set[ValueId]:
             memory = set(joined).union(*(memories.get(each, ()) for each in joined))
             memories |= dict.fromkeys(memory, memory)
             written |= {joined[0]} if is_write else set()
-    found = [memories[each] for each in written]
-    if is_lasting:
-        found = [memory for memory in found if not memory <= program.producers.keys()]
-    return set().union(*found)
+    return set().union(*(memories[each] for each in written))
 
 
 @dataclass(eq=False)

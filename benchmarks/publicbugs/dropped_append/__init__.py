@@ -1,1 +1,1 @@
-"""pytorch#197896."""
+"""pytorch/pytorch#197896."""

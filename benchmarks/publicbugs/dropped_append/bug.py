@@ -1,9 +1,16 @@
-"""pytorch#197896: an append to a captured list, by an object made inside, is dropped."""
+"""An append to a captured list, by an object made inside, is dropped."""
 
 import torch
 from torch import Tensor
 
-OP = ""  # no function is wrong: the list is
+from benchmarks.publicbugs.corpus import Bug, Guilty
+
+BUG = Bug(
+    "pytorch/pytorch#197896",
+    "compiled",
+    Guilty(("mul",), near=("add",)),
+    "the result counts the calls: 0 in place of 1",
+)
 
 
 def run() -> Tensor:
@@ -19,7 +26,3 @@ def run() -> Tensor:
 
     out: Tensor = torch.compile(program)(torch.ones(2))
     return out * len(calls)
-
-
-if __name__ == "__main__":
-    print(run())

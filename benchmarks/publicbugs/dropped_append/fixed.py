@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-OP = ""  # no function is wrong: the list is
-
 
 def run() -> Tensor:
     calls: list[int] = []
@@ -15,7 +13,3 @@ def run() -> Tensor:
 
     out: Tensor = torch.compile(program)(torch.ones(2))
     return out * len(calls)
-
-
-if __name__ == "__main__":
-    print(run())

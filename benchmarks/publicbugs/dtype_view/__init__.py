@@ -1,1 +1,1 @@
-"""pytorch#198101."""
+"""pytorch/pytorch#198101."""

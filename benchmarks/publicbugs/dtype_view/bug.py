@@ -1,9 +1,16 @@
-"""pytorch#198101: what reads a dtype view of an input is computed after a later write."""
+"""What reads a dtype view of an input is computed after a later write."""
 
 import torch
 from torch import Tensor
 
-OP = "sub"
+from benchmarks.publicbugs.corpus import Bug, Guilty
+
+BUG = Bug(
+    "pytorch/pytorch#198101",
+    "compiled",
+    Guilty(("sub", "view", "mul"), near=("setitem",)),
+    "compiled, rows 2 to 4 are those of the later write",
+)
 
 
 def program(x: Tensor) -> Tensor:
@@ -16,7 +23,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.arange(-12, 12).reshape(4, 6))
     return out
-
-
-if __name__ == "__main__":
-    print(run())

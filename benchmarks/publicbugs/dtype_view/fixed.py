@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-OP = "sub"
-
 
 def program(x: Tensor) -> Tensor:
     y = x.view(torch.int32) * 2
@@ -17,7 +15,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.arange(-12, 12).reshape(4, 6))
     return out
-
-
-if __name__ == "__main__":
-    print(run())

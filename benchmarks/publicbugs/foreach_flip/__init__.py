@@ -1,1 +1,1 @@
-"""pytorch#198033."""
+"""pytorch/pytorch#198033."""

@@ -1,9 +1,16 @@
-"""pytorch#198033: an in-place foreach op reads its input while it writes to it."""
+"""An in-place foreach op reads its input while it writes to it."""
 
 import torch
 from torch import Tensor
 
-OP = "flip _foreach_add_"
+from benchmarks.publicbugs.corpus import Bug, Guilty
+
+BUG = Bug(
+    "pytorch/pytorch#198033",
+    "compiled",
+    Guilty(("flip", "foreach_add"), near=("mul",)),
+    "compiled, half of the rows are added twice",
+)
 
 
 def program(x: Tensor) -> Tensor:
@@ -14,7 +21,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.arange(64.0).reshape(8, 8))
     return out
-
-
-if __name__ == "__main__":
-    print(run())

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-OP = "flip _foreach_add_"
-
 
 def program(x: Tensor) -> Tensor:
     return x + x.flip(0)
@@ -13,7 +11,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.arange(64.0).reshape(8, 8))
     return out
-
-
-if __name__ == "__main__":
-    print(run())

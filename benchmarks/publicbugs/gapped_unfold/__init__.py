@@ -1,1 +1,1 @@
-"""pytorch#198102."""
+"""pytorch/pytorch#198102."""

@@ -1,9 +1,16 @@
-"""pytorch#198102: a write through an unfold view with gaps makes the gaps zero."""
+"""A write through an unfold view with gaps makes the gaps zero."""
 
 import torch
 from torch import Tensor
 
-OP = "add unfold"
+from benchmarks.publicbugs.corpus import Bug, Guilty
+
+BUG = Bug(
+    "pytorch/pytorch#198102",
+    "compiled",
+    Guilty(("add", "unfold"), near=("mul",)),
+    "compiled, columns 1 to 4 are zero",
+)
 
 
 def program(x: Tensor) -> Tensor:
@@ -15,7 +22,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.arange(1, 25).reshape(4, 6))
     return out
-
-
-if __name__ == "__main__":
-    print(run())

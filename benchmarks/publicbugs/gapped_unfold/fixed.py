@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-OP = "add unfold"
-
 
 def program(x: Tensor) -> Tensor:
     x[:, ::5].mul_(2)
@@ -14,7 +12,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.arange(1, 25).reshape(4, 6))
     return out
-
-
-if __name__ == "__main__":
-    print(run())

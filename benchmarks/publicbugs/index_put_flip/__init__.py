@@ -1,1 +1,1 @@
-"""pytorch#198270."""
+"""pytorch/pytorch#198270."""

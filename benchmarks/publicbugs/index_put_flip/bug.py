@@ -1,9 +1,16 @@
-"""pytorch#198270: a copy back into an input is fused with a read of it at other places."""
+"""A copy back into an input is fused with a read of it at other places."""
 
 import torch
 from torch import Tensor
 
-OP = "flip add"
+from benchmarks.publicbugs.corpus import Bug, Guilty
+
+BUG = Bug(
+    "pytorch/pytorch#198270",
+    "compiled",
+    Guilty(("flip", "add"), near=("index_put", "mul")),
+    "compiled, the second half is another",
+)
 
 
 def program(x: Tensor) -> Tensor:
@@ -15,7 +22,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.arange(32.0).reshape(4, 8))
     return out
-
-
-if __name__ == "__main__":
-    print(run())

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-OP = "flip add"
-
 
 def program(x: Tensor) -> Tensor:
     y = x.index_put((torch.arange(len(x)),), x * 2.0)
@@ -14,7 +12,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.arange(32.0).reshape(4, 8))
     return out
-
-
-if __name__ == "__main__":
-    print(run())

@@ -1,1 +1,1 @@
-"""pytorch#195066."""
+"""pytorch/pytorch#195066."""

@@ -1,9 +1,16 @@
-"""pytorch#195066: _int_mm reads a dim of size 1 with stride 0 wrongly, compiled or not."""
+"""_int_mm reads a dim of size 1 with stride 0 wrongly, compiled or not."""
 
 import torch
 from torch import Tensor, nn
 
-OP, EAGER_IS_WRONG = "_int_mm", True
+from benchmarks.publicbugs.corpus import Bug, Guilty
+
+BUG = Bug(
+    "pytorch/pytorch#195066",
+    "kernel",
+    Guilty(("int_mm",), near=("as_strided", "add")),
+    "the product of a column and a row is another",
+)
 
 
 class Product(nn.Module):
@@ -16,7 +23,3 @@ def run() -> Tensor:
     x, y = torch.arange(-8, 9, dtype=torch.int8), torch.arange(-8, 8, dtype=torch.int8)
     out: Tensor = Product()(x[:, None], y[None])
     return out
-
-
-if __name__ == "__main__":
-    print(run())

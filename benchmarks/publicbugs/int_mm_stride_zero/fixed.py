@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-OP = "_int_mm"
-
 
 class Product(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -16,7 +14,3 @@ def run() -> Tensor:
     x, y = torch.arange(-8, 9, dtype=torch.int8), torch.arange(-8, 8, dtype=torch.int8)
     out: Tensor = Product()(x[:, None], y[None])
     return out
-
-
-if __name__ == "__main__":
-    print(run())

@@ -1,1 +1,1 @@
-"""pytorch#184893."""
+"""pytorch/pytorch#184893."""

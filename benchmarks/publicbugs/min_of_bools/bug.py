@@ -1,9 +1,16 @@
-"""pytorch#184893: the index of the smallest boolean is wrong."""
+"""The index of the smallest boolean is wrong."""
 
 import torch
 from torch import Tensor
 
-OP = "min"
+from benchmarks.publicbugs.corpus import Bug, Guilty
+
+BUG = Bug(
+    "pytorch/pytorch#184893",
+    "compiled",
+    Guilty(("min",), near=("add",)),
+    "compiled, the index is 0 in place of 2",
+)
 
 
 def program(x: Tensor) -> Tensor:
@@ -13,7 +20,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.tensor([True, True, False, True] * 16))
     return out
-
-
-if __name__ == "__main__":
-    print(run())

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-OP = "min"
-
 
 def program(x: Tensor) -> Tensor:
     return (~x).long().argmax(0) + 1
@@ -13,7 +11,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.tensor([True, True, False, True] * 16))
     return out
-
-
-if __name__ == "__main__":
-    print(run())

@@ -1,1 +1,1 @@
-"""pytorch#191499."""
+"""pytorch/pytorch#191499."""

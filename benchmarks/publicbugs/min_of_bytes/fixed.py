@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-OP = "min"
-
 
 def program(x: Tensor) -> Tensor:
     return x.long().min().to(x.dtype) + x
@@ -13,7 +11,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.arange(5, 77).to(torch.uint8))
     return out
-
-
-if __name__ == "__main__":
-    print(run())

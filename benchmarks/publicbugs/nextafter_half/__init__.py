@@ -1,1 +1,1 @@
-"""pytorch#187340."""
+"""pytorch/pytorch#187340."""

@@ -1,9 +1,16 @@
-"""pytorch#187340: nextafter of 16-bit numbers is computed in 32 bits, and does nothing."""
+"""Nextafter of 16-bit numbers is computed in 32 bits, and does nothing."""
 
 import torch
 from torch import Tensor
 
-OP = "nextafter"
+from benchmarks.publicbugs.corpus import Bug, Guilty
+
+BUG = Bug(
+    "pytorch/pytorch#187340",
+    "compiled",
+    Guilty(("nextafter",), near=("add", "sub")),
+    "compiled, the next number is the number itself",
+)
 
 
 def program(x: Tensor) -> Tensor:
@@ -13,7 +20,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.arange(1.0, 65.0).half())
     return out
-
-
-if __name__ == "__main__":
-    print(run())

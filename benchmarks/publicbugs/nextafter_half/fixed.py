@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-OP = "nextafter"
-
 
 def program(x: Tensor) -> Tensor:
     return (x.view(torch.int16) + 1).view(torch.float16) - x
@@ -13,7 +11,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.arange(1.0, 65.0).half())
     return out
-
-
-if __name__ == "__main__":
-    print(run())

@@ -1,1 +1,1 @@
-"""pytorch#191449."""
+"""pytorch/pytorch#191449."""

@@ -1,9 +1,16 @@
-"""pytorch#191449: to resize a view of an intermediate resizes the intermediate."""
+"""To resize a view of an intermediate resizes the intermediate."""
 
 import torch
 from torch import Tensor
 
-OP = "resize_"
+from benchmarks.publicbugs.corpus import Bug, Guilty
+
+BUG = Bug(
+    "pytorch/pytorch#191449",
+    "compiled",
+    Guilty(("resize",), near=("add", "view")),
+    "compiled, the result has 12 elements in place of 1",
+)
 
 
 def program(x: Tensor) -> Tensor:
@@ -16,7 +23,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.zeros(1))
     return out
-
-
-if __name__ == "__main__":
-    print(run())

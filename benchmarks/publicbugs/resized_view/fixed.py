@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-OP = "resize_"
-
 
 def program(x: Tensor) -> Tensor:
     base = x + 1
@@ -16,7 +14,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.zeros(1))
     return out
-
-
-if __name__ == "__main__":
-    print(run())

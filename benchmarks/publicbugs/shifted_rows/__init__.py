@@ -1,1 +1,1 @@
-"""pytorch#197829."""
+"""pytorch/pytorch#197829."""

@@ -1,9 +1,16 @@
-"""pytorch#197829: rows that are shifted in place are copied over overlapping memory."""
+"""Rows that are shifted in place are copied over overlapping memory."""
 
 import torch
 from torch import Tensor
 
-OP = "setitem"
+from benchmarks.publicbugs.corpus import Bug, Guilty
+
+BUG = Bug(
+    "pytorch/pytorch#197829",
+    "compiled",
+    Guilty(("setitem", "copy"), near=("clone", "mul")),
+    "compiled, row 0 is in all rows",
+)
 
 
 def program(x: Tensor) -> Tensor:
@@ -14,7 +21,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.arange(768.0).reshape(3, 16, 16))
     return out
-
-
-if __name__ == "__main__":
-    print(run())

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-OP = "setitem"
-
 
 def program(x: Tensor) -> Tensor:
     return torch.cat([x[:1], x[:-1]])
@@ -13,7 +11,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.arange(768.0).reshape(3, 16, 16))
     return out
-
-
-if __name__ == "__main__":
-    print(run())

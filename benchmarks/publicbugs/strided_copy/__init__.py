@@ -1,1 +1,1 @@
-"""pytorch#133512."""
+"""pytorch/pytorch#133512."""

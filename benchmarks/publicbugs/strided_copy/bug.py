@@ -1,9 +1,16 @@
-"""pytorch#133512: what was written in place has other strides than eager's."""
+"""What was written in place has other strides than eager's."""
 
 import torch
 from torch import Tensor
 
-OP = "as_strided_copy"
+from benchmarks.publicbugs.corpus import Bug, Guilty
+
+BUG = Bug(
+    "pytorch/pytorch#133512",
+    "compiled",
+    Guilty(("as_strided_copy",), near=("add",)),
+    "compiled, every element is read, not every second",
+)
 
 
 def program(x: Tensor) -> Tensor:
@@ -14,7 +21,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.arange(10)[::2])
     return out
-
-
-if __name__ == "__main__":
-    print(run())

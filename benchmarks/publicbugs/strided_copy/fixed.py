@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-OP = "as_strided_copy"
-
 
 def program(x: Tensor) -> Tensor:
     return x[:3] + 1
@@ -13,7 +11,3 @@ def program(x: Tensor) -> Tensor:
 def run() -> Tensor:
     out: Tensor = torch.compile(program)(torch.arange(10)[::2])
     return out
-
-
-if __name__ == "__main__":
-    print(run())

@@ -1,0 +1,1 @@
+"""microsoft/DeepSpeed#1801."""

@@ -1,0 +1,1 @@
+"""NovaSky-AI/SkyRL#1420."""

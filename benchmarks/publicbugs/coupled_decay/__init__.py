@@ -1,0 +1,1 @@
+"""keras-team/keras#19051."""

@@ -1,0 +1,9 @@
+"""Those of experts are divided, too."""
+
+from torch import Tensor
+
+from benchmarks.publicbugs.doubled_expert_gradients.bug import train
+
+
+def run() -> list[Tensor]:
+    return train(divides=True)

@@ -1,0 +1,1 @@
+"""marin-community/levanter#883."""

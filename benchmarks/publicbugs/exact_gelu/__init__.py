@@ -1,0 +1,1 @@
+"""NVIDIA-NeMo/Megatron-Bridge#4661."""

@@ -1,0 +1,1 @@
+"""TransformerLensOrg/TransformerLens#777."""

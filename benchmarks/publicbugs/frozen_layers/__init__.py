@@ -1,0 +1,1 @@
+"""https://discuss.pytorch.org/t/84911."""

@@ -1,0 +1,1 @@
+"""pytorch/executorch#21773."""

@@ -1,0 +1,1 @@
+"""huggingface/transformers#40700."""

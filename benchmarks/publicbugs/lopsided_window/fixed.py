@@ -1,0 +1,9 @@
+"""Half of the window on each side."""
+
+from torch import Tensor
+
+from benchmarks.publicbugs.lopsided_window.bug import infer
+
+
+def run() -> list[Tensor]:
+    return infer(even=True)

@@ -1,0 +1,1 @@
+"""pytorch/torchtitan#1448."""

@@ -1,0 +1,1 @@
+"""https://stackoverflow.com/questions/60335387."""

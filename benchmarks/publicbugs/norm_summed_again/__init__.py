@@ -1,0 +1,1 @@
+"""modelscope/twinkle#290."""

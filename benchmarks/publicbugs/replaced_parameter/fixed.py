@@ -1,0 +1,9 @@
+"""The parameter is replaced before the model is wrapped."""
+
+from torch import Tensor
+
+from benchmarks.publicbugs.replaced_parameter.bug import train
+
+
+def run() -> list[Tensor]:
+    return train(replaces_late=False)

@@ -1,0 +1,1 @@
+"""ROCm/TransformerEngine#715."""

@@ -1,0 +1,1 @@
+"""ultralytics/yolov5#292."""

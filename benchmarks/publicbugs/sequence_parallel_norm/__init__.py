@@ -1,0 +1,1 @@
+"""NVIDIA/Megatron-LM#1446."""

@@ -1,0 +1,9 @@
+"""Its gradient is summed over ranks."""
+
+from torch import Tensor
+
+from benchmarks.publicbugs.shared_head_norm.bug import train
+
+
+def run() -> list[Tensor]:
+    return train(sums=True)

@@ -1,0 +1,1 @@
+"""deepspeedai/DeepSpeed#7773."""

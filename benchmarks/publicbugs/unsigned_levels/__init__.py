@@ -1,0 +1,1 @@
+"""Scottcjn/exo-cuda#40."""

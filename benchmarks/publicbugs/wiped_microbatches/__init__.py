@@ -1,0 +1,1 @@
+"""NVIDIA-NeMo/Automodel#3530."""

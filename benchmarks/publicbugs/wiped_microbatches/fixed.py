@@ -1,0 +1,9 @@
+"""Gradients of all microbatches are kept."""
+
+from torch import Tensor
+
+from benchmarks.publicbugs.wiped_microbatches.bug import train
+
+
+def run() -> list[Tensor]:
+    return train(wipes=False)
