@@ -80,19 +80,13 @@ class Proofs:
             return rows
         self.remarks |= dict.fromkeys(proof.remarks)
         if proof.answer is ProofAnswer.SAME and proof.num_bridges:
-            # What an optimizer did is judged by what it was given.
-            return [
-                row if row.key.slot.is_weight else _excused(row, proof, golden, target)
-                for row in rows
-            ]
+            return rows  # what an optimizer did is judged by what it was given
         if proof.answer is ProofAnswer.SAME:
             return [_excused(row, proof, golden, target) for row in rows]
         if proof.answer is ProofAnswer.UNKNOWN or proof.first is None:
             return rows
         if proof.lone and (proof.first in proof.lone or not proof.first.is_confirmed):
             return rows  # what one side alone gives out has rows of its own
-        if not (golden.is_whole and target.is_whole):
-            return rows  # what differs may be what a run did not record
         if self._is_apart and proof.first.answer is ProofAnswer.DIFFERENT_START:
             return rows
         return _Accusing(rows, golden, target, proof).accused(proof.findings, proof.first)
@@ -124,7 +118,8 @@ def _is_plain(side: Side) -> bool:
     runs = [facts.get("run", {}) for facts in side.archive.run.values()]
     tap = Asking.of(side.archive).tap
     return (
-        not side.facts.stopped
+        side.is_whole
+        and not side.facts.stopped
         and all(run.get("mode") in _PLAIN for run in runs)
         and not tap.layers
         and tap.io is Io.ALL

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from dumpcmp.judge.conditions import Evidence
+from dumpcmp.judge.conditions import INEXACT, Conditions, Evidence
 from dumpcmp.judge.tolerances import GROWTH, ILL, SHORT_EPS
 from dumpcmp.judge.walking import each_after
 from dumpcmp.nouns.replay import Origin, Replay, Touched
@@ -177,6 +177,8 @@ def _right(judgement: Judgement, taint: _Taint, is_flipped: bool, one: Evidence)
     is_other = measured.metrics is None and not is_flipped  # of another shape, and nobody chose it
     if taint is _Taint.FAULT or is_other:
         return Settled(judgement, taint, is_flipped, True)
+    if _is_exact(one.conditions) and not (is_flipped or one.is_code or _levels(one)):
+        return Settled(judgement, _Taint.FAULT, is_flipped, True)
     if taint is _Taint.NOTHING and _levels(one):
         stands = replace(judgement, verdict=Verdict.DTYPE, reason=_levels(one), why=Why.LEVELS)
         return Settled(stands, taint, is_flipped, True)
@@ -195,6 +197,12 @@ def _right(judgement: Judgement, taint: _Taint, is_flipped: bool, one: Evidence)
     said = f"{judgement.reason}; every op on the way is right: {how}"
     absolved = replace(judgement, verdict=Verdict.PASS, reason=said, why=why)
     return Settled(absolved, taint, is_flipped, True)
+
+
+def _is_exact(conditions: Conditions) -> bool:
+    """Whether nothing is rounded on the way to a value, so that no rounding can grow."""
+    before = set() if conditions.on_the_way is None else {conditions.on_the_way.kind}
+    return not (conditions.kinds | before) & INEXACT
 
 
 def _unknown(

@@ -206,14 +206,6 @@ def _told_of_effect(row: Row) -> str:
     return f" {kind} at token {key.step}: {place}{row.reason}"
 
 
-def _is_measured(row: Row) -> bool:
-    """Whether a row fails by its own numbers: where calls are lost, others are paired otherwise."""
-    is_replayed = row.replay is not None and row.replay.is_known and row.metrics is not None
-    is_own = row.judgement.why in (Why.INTRODUCED, Why.GOLDEN) and not row.key.slot.is_gradient
-    is_given = row.judgement.why is Why.LEAF and row.metrics is not None
-    return row.key.op.is_effect or is_given or (is_own and is_replayed)
-
-
 def _step_of(row: Row) -> tuple[str, int]:
     return row.key.model, row.key.step
 
@@ -254,12 +246,9 @@ class Outcome(Answer):
     def is_different(self) -> bool:
         """Whether anything fails that could be read.
 
-        Of a run that is not whole nobody knows what it would have recorded, nor what follows from
-        what one side alone has.
+        Of a run that is not whole nobody knows what it would have recorded.
         """
         excused = (Verdict.ERROR, *([Verdict.UNPAIRED] if self.missing else []))
-        if self.missing and self.roots:
-            return any(row.verdict not in excused and _is_measured(row) for row in self.roots)
         return len(having(self.rows, *excused)) < len(self.failures)
 
     @property

@@ -3,7 +3,7 @@
 1. SAME is never said of a pair with a fault that reaches an effect.
 2. WRONG and DIFFERENT are never said of a pair that is only rewritten.
 3. Swapping the paths swaps the sides, and nothing else.
-4. A lost record never makes a wrong pair SAME, nor a sound one DIFFERENT.
+4. A lost record never makes a wrong pair SAME (sound ones that become DIFFERENT are counted).
 5. All modes of capture, and two ranks, give the same answer.
 
 ``DUMPCMP_LAWS=1000 pytest -m "" tests/laws`` is the long version. ``python -m tests.laws 1000``
