@@ -99,7 +99,8 @@ class OwnNorm(nn.Module):
         normed = self.weight * normed.to(x.dtype)
         shape = (*x.shape[:2], HEADS, -1)
         q, k, v = (f(normed).view(shape).transpose(1, 2) for f in (self.q, self.k, self.v))
-        angles = torch.arange(x.shape[1])[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001])[None]
+        rates = torch.tensor([1.0, 0.1, 0.01, 0.001], device=x.device)
+        angles = torch.arange(x.shape[1], device=x.device)[:, None] * rates[None]
         cos, sin = torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
         q, k = q * cos + self.rotate(q) * sin, k * cos + self.rotate(k) * sin
         scores = q @ k.transpose(-2, -1) / (q.shape[-1] ** 0.5)

@@ -20,8 +20,8 @@ _SAID = re.compile(r"^dumpcmp: (not certified|certified): (.*)$", re.MULTILINE)
 
 
 def cases() -> list[tuple[str, str]]:
-    """The models, for inference and for training; those of some are named on the command line."""
-    wanted = os.environ.get("MODELS", "").split(",")
+    """The models, for inference and for training; the variable MODELS names some, by semicolons."""
+    wanted = os.environ.get("MODELS", "").split(";")
     names = [name for name in zoo.MODELS if wanted == [""] or name in wanted]
     return [
         (name, kind)

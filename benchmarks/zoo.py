@@ -208,7 +208,7 @@ class UNet(nn.Module):
         self.up, self.last = nn.ConvTranspose2d(width, width, 2, 2), nn.Conv2d(2 * width, 3, 1)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        angles = t[:, None] * torch.exp(-torch.arange(4) * 0.5)[None]
+        angles = t[:, None] * torch.exp(-torch.arange(4, device=t.device) * 0.5)[None]
         time = self.time(torch.cat([angles.sin(), angles.cos()], -1))[:, :, None, None]
         first = self.first(x)
         low = self.down(first)

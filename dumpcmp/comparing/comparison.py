@@ -137,7 +137,7 @@ def compare(
     finer = open_run(reference, tap) if reference is not None else None
     proposal = mapping_by_values(*archives) if mapping is None else None
     renaming = Renaming() if mapping is None else read_mapping(place(mapping))
-    comparing = _Comparing(
+    comparing = _engine()(
         renaming=proposal.renaming if proposal else renaming,
         counting=counting,
         rule=_chosen(checker, finer),
@@ -185,6 +185,16 @@ def compare(
     background = comparing.showing.background(ours.archive, theirs.archive)
     outcome = comparing.gathered.outcome(remarks, missing)
     return replace(outcome, background=background, num_sampled=noted.num_sampled)
+
+
+def _engine() -> type[_Comparing]:
+    import os
+
+    if os.environ.get("DUMPCMP_ENGINE") == "new":
+        from dumpcmp.newengine.comparison import Comparing
+
+        return Comparing
+    return _Comparing
 
 
 @dataclass(slots=True, eq=False)

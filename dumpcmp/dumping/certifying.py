@@ -96,8 +96,9 @@ def certificate(alone: Testimony, captured: Testimony, again: Testimony | None) 
         return Certificate(
             False, f"not certified: {_difference(changed, alone, captured)}", compared
         )
-    begins_anew = any(kind == witness.START for kind, _ in varies)
-    if begins_anew or not (unseen or any(counts[kind] for kind in _RESULTS)):
+    begins_anew = any(kind in (witness.START, witness.ENDING) for kind, _ in varies)
+    has_code = counts[witness.KERNEL] or not any(kind == witness.KERNEL for kind, _ in varies)
+    if begins_anew or not has_code or not (unseen or any(counts[kind] for kind in _RESULTS)):
         return Certificate(False, _NOTHING if not varies else _VARIES, compared)
     return Certificate(True, _text(compared, len(varies), unseen), compared)
 
@@ -105,7 +106,7 @@ def certificate(alone: Testimony, captured: Testimony, again: Testimony | None) 
 _NOTHING = "not certified: no module was called, and nothing was compiled"
 _VARIES = (
     "not certified: the program itself is not deterministic: two runs without dumpcmp begin with "
-    "different numbers, or have no result in common; use --seed"
+    "different numbers, end differently, or have no kernel or no result in common; use --seed"
 )
 
 
@@ -212,23 +213,15 @@ def witness_of(
     return alone.run
 
 
-_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-
-
 class _OtherProcess:
     """The same command in processes of their own."""
 
     def __init__(self, program: CertifiedProgram, compiled: bool, seed: int | None) -> None:
         self._program, self._compiled, self._seed = program, compiled, seed
         self._compiles_roots = False  # the program compiles nothing: so the capture does
-        self._has_run = False
 
     def run(self) -> Testimony:
-        """What came of it. A run that is not the first finds nothing compiled.
-
-        On a GPU, Inductor keeps which of several kernels was the fastest. That is chosen by clocks:
-        whether the program itself varies by it is seen only if each run chooses anew.
-        """
+        """What came of it."""
         found = self._run_once()
         if (
             self._compiled
@@ -238,15 +231,13 @@ class _OtherProcess:
         ):
             self._compiles_roots = True
             found = self._run_once()
-        self._has_run = True
         return found
 
     def _run_once(self) -> Testimony:
         with TemporaryDirectory(prefix="dumpcmp-") as room:
             report = Path(room, "report.json")
-            caches = dict.fromkeys(_CACHES, room) if self._has_run else {}
             ran = subprocess.run(
-                self._command(report), env=self._environment() | caches, stdin=subprocess.DEVNULL,
+                self._command(report), env=self._environment(), stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
             )  # fmt: skip
             if not report.exists():

@@ -261,11 +261,10 @@ def calls_of(source: str) -> str:
 def binaries_of(module: ModuleType) -> Iterator[tuple[str, str]]:
     """The compiled binaries of the Triton kernels that generated code has run."""
     for name, kernel in list(vars(module).items()):
-        for result in getattr(kernel, "compile_results", None) or ():
-            compiled = getattr(result, "kernel", None)
-            if isinstance(found := getattr(compiled, "hash", None), str):  # of source and options
-                yield name, found
-            break  # the others are configurations that autotuning tried
+        for launcher in getattr(kernel, "launchers", None) or ():
+            if isinstance(found := getattr(launcher, "cache_hash", None), str):
+                yield name, found  # of its source and of the options that were found the fastest
+            break  # several, until a run has found that out
 
 
 Unwrap = Callable[[str], "str | None"]  # code as the program's own, None where it is not

@@ -5,7 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import cache
 
+from dumpcmp.nouns.given import argument_tree
 from dumpcmp.nouns.key import Key, Op, Slot
+from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.op_names import OpSet, OpTable, WorkSet, is_dispatched, plain_name
 
 
@@ -134,6 +136,18 @@ def _moments(op: Op) -> tuple[str, str]:
     # Others than the one in torch.nn.functional take weight and bias before them.
     is_python = plain_name(op.function) == "batch_norm" and not is_dispatched(op.function)
     return ("input.1", "input.2") if is_python else ("input.3", "input.4")
+
+
+def moments_written(call: Call) -> tuple[str, ...]:
+    """The slots of the moments that `call` writes to: a batch norm does so in training."""
+    if call.op.function not in _KEEPS_STATISTICS:
+        return ()
+    tree = argument_tree(call)
+    args, kwargs = tree.get("args", ()), tree.get("kwargs", {})
+    word = "use_input_stats" if "instance" in call.op.function else "training"
+    word = "train" if word not in kwargs and "train" in kwargs else word
+    trains = kwargs.get(word, args[5] if len(args) > 5 else False)
+    return _moments(call.op) if trains is True else ()
 
 
 def keeps_statistics(op: Op) -> bool:

@@ -143,6 +143,8 @@ _INDUCTOR = """
         torch._inductor.codegen.wrapper: PythonWrapperCodegen.__init__>allocated,freed
     to run what CUDA graphs replay a second time
         torch._inductor.compile_fx: cudagraphify
+    to choose the configurations of kernels that the program has chosen
+        torch._inductor.runtime.autotune_cache: AutotuneCache._prepare_key
     to refuse packages
         torch._inductor.graph: GraphLowering.__init__>aot_mode
     to wait until a kernel is called

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.record import Kept, Record
+from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import to_torch
 from dumpcmp.shadows.fingerprints import is_telling
@@ -26,6 +26,7 @@ class Copy:
 
     shape: tuple[int, ...]
     slot: str = ""
+    calls: tuple[Call, ...] = ()
 
     @property
     def expression(self) -> Hashable:

@@ -14,7 +14,7 @@ from dumpcmp.shadows.fingerprints import Fingerprint, PrintIndex, same_elements
 from dumpcmp.shadows.program import Node, ValueId
 from dumpcmp.shadows.quantities import Application, Quantity
 from dumpcmp.shadows.rewritten_memory import RewrittenMemory
-from dumpcmp.shadows.shadow import Shadow
+from dumpcmp.shadows.shadow import Shadow, identity
 from dumpcmp.shadows.slices import Marginals, is_covered, is_permuted_dims
 
 MOST_GRAFTS = 64
@@ -25,18 +25,27 @@ class KnownQuantities:
     """All quantities of one run, by identity and by their numbers."""
 
     shadow: Shadow
+    in_any_order: bool = True  # whether elements in another order of dims are the same quantity
     _own: set[int] = field(init=False)
     _prints: PrintIndex[Quantity] = field(init=False)
     _answers: dict[int, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         every = {id(each): each for each in self.shadow.quantities.values()}
+        every |= {id(each): each for each in self._weights()}
         self._own, self._prints = set(every), PrintIndex()
         for each in every.values():
             try:
                 self._prints.add(each.print, each)
             except DumpcmpError:
                 continue  # it has no numbers, so nothing is known by it
+
+    def _weights(self) -> Iterator[Quantity]:
+        """What the run started from, whether anything uses it or not."""
+        for value in self.shadow.program.places.values():
+            if value.key.slot.is_weight and value not in self.shadow.quantities:
+                record = self.shadow.record(value)
+                yield self.shadow.book.leaf(identity(record), self.shadow.loader(value))
 
     def like(self, quantity: Quantity) -> list[Quantity]:
         """What the run has of the same elements, in whatever order."""
@@ -62,7 +71,16 @@ class KnownQuantities:
         near = list(self._prints.near(quantity.print))
         if any(each.is_same(quantity.print) for each, _ in near):
             return True
-        return any(is_permuted_dims(quantity, each) for _, each in near)
+        return self.in_any_order and any(is_permuted_dims(quantity, each) for _, each in near)
+
+    def has_bytes(self, digest: str) -> bool:
+        """Whether the run recorded these bytes, though nothing may have used them."""
+        return bool(digest) and digest in self._digests
+
+    @cached_property
+    def _digests(self) -> set[str]:
+        program = self.shadow.program
+        return {record.digest for record in program.records.values() if record.digest}
 
     def has_in_slices(self, quantity: Quantity) -> bool:
         """Whether it is a slice of what the run has, or all of its slices are: a long search."""
@@ -106,7 +124,7 @@ def frontier(shadow: Shadow, values: Iterable[ValueId], other: KnownQuantities) 
         found = _frontier(shadow, shown, other)
         made = [shadow.quantity(value) for node in found for value in node.gives.values()]
         lacking = [each for each in made if not other.has(each)]
-        promoted = [each for each in lacking if other.has_in_slices(each)]
+        promoted = [each for each in lacking if other.in_any_order and other.has_in_slices(each)]
         if not promoted:
             return found
 
@@ -141,7 +159,9 @@ def unknown_leaves(shadow: Shadow, node: Node, other: KnownQuantities) -> Iterat
     """Where `node` takes a leaf that is nothing of the other run's, nor a slice of it, by slot."""
     for slot, value in node.takes.items():
         quantity = shadow.quantity(value)
-        is_lacking = value not in shadow.program.producers and not other.has(quantity)
+        is_lacking = value not in shadow.program.producers and not (
+            other.has(quantity) or other.has_bytes(shadow.record(value).digest)
+        )
         if is_lacking and quantity.is_telling and not other.has_in_slices(quantity):
             yield slot
 
@@ -194,10 +214,30 @@ def _grafts(
                             {(id(placed.application), slot): other},
                         )
                 yield Guilt(node, is_extra=True), {id(placed): each}
+            yield from _taken_otherwise(target, golden, ours, node, placed)
             for other in known.like(placed):
                 yield Guilt(node), {id(placed): other}
             for _, other in made:
                 yield Guilt(node), {id(placed): other}
+
+
+def _taken_otherwise(
+    target: Shadow, golden: Shadow, ours: Collection[Node], node: Node, placed: Quantity
+) -> Iterator[tuple[Guilt, Moved]]:
+    """A call that both make, which takes what golden computed first and the target did not."""
+    for other in golden.program.nodes:
+        if (other.call.op, other.call.call) != (node.call.op, node.call.call):
+            continue
+        if other.own is not None or other.call.target != node.call.target:
+            continue
+        for slot, value in other.takes.items():
+            wanted = golden.quantity(value)
+            if slot not in node.takes or wanted is target.quantity(node.takes[slot]):
+                continue
+            behind = golden.program.behind([value])
+            first = next((each for each in ours if each in behind), None)
+            if first is not None:
+                yield Guilt(first, is_golden=True), {(id(placed.application), slot): wanted}
 
 
 def _left_by(shadow: Shadow, node: Node) -> Iterator[ValueId]:

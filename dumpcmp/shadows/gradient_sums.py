@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dumpcmp.judge.replaying import wrong
+from dumpcmp.judge.tolerances import ALIKE
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.record import Call
@@ -65,7 +66,26 @@ class GradientSum:
         for is_moved in (False, True):
             if replay.is_known and wrong(replay):
                 replay = hold(again.rated(is_moved=is_moved), GRADIENT, got)
+        if replay.is_known and wrong(replay):
+            replay = replay._replace(blamed=self._blamed(again, got))
         return replay
+
+    def _blamed(self, again: BackwardRerun, got: Tensor) -> tuple[str, ...]:
+        """The calls whose parts of the gradient may be wrong, the likeliest first.
+
+        It is one alone where the error resembles its part, and no other's as much.
+        """
+        error = got.to(again.gradient) - again.gradient
+        error = torch.where(torch.isfinite(error), error, 0.0)
+        whole = float(error.norm())
+        likeness: dict[str, float] = {}
+        for (number, _), part in again.parts.items():
+            site, norm = str(self.calls[number].site), whole * float(part.norm())
+            alike = float((part.conj() * error).sum().abs()) / norm if norm else 0.0
+            likeness[site] = max(likeness.get(site, 0.0), alike)
+        ranked = sorted(likeness, key=lambda site: -likeness[site])
+        is_plain = len(ranked) == 1 or likeness[ranked[0]] > max(ALIKE, 2 * likeness[ranked[1]])
+        return tuple(ranked[:1] if is_plain else ranked)
 
     def rated(self, given: Mapping[str, Tensor]) -> Rerun:
         """The gradient, and how well it is determined."""
@@ -109,11 +129,21 @@ def with_gradients(program: Program, load: LoadRecorded | None = None) -> Progra
     made = sorted(_gradient_nodes(program), key=lambda pair: -pair[0])
     if load is not None:
         made = _Knowing(program, load).made(made)
-    if not made:
+    shown = list(_gradient_effects(program))
+    if not made and not shown:
         return program
-    effects = [*program.effects, *_gradient_effects(program)]
-    nodes = [*program.nodes, *(node for _, node in made)]
-    return replace(program, nodes=nodes, effects=effects)
+    nodes = list(_in_place(program, {g: node for _, node in made for g in node.gives.values()}))
+    return replace(program, nodes=nodes, effects=[*program.effects, *shown])
+
+
+def _in_place(program: Program, made: Mapping[ValueId, Node]) -> Iterator[Node]:
+    """The nodes of `program` and those that were `made`: for what calls gave, in their places."""
+    for node in program.nodes:
+        instead = [value for value in node.gives.values() if value in made]
+        kept = {slot: value for slot, value in node.gives.items() if value not in made}
+        yield replace(node, gives=kept) if instead else node
+        yield from (made[value] for value in instead)
+    yield from (node for value, node in made.items() if value not in program.producers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +152,7 @@ class OpenGradient:
 
     slot: str
     reason: str
+    calls: tuple[Call, ...] = ()
 
     @property
     def expression(self) -> Hashable:
@@ -179,12 +210,14 @@ class _Knowing:
             is_open = gradient in self._returned or gradient in self._written
             if not is_open or self._is_right(node, gradient):
                 found.append((place, node))
-            elif gradient not in self._returned and node.own is not None:
+            elif gradient not in self._returned and gradient not in self.program.producers:
+                assert node.own is not None
                 left[gradient] = node.own.slot
         known = {gradient for _, node in found for gradient in node.gives.values()}
         for node in self.program.nodes:
             for slot, gradient in node.gradients.items():
-                if gradient not in known and gradient not in self._returned:
+                is_known = gradient in known or gradient in self.program.producers
+                if not is_known and gradient not in self._returned:
                     left.setdefault(gradient, slot)
         found += self._by_regions(left, known | self._returned)
         return sorted(found, key=lambda pair: -pair[0])
@@ -203,7 +236,7 @@ class _Knowing:
         for gradient in sorted(left, key=lambda g: -max(orders[value] for value in values[g])):
             # What only passes a gradient on has the same as what it took: the last one is asked.
             some = sorted(dict.fromkeys(values[gradient]), key=lambda value: -orders[value])
-            asked = (regions.node(v, known, left[gradient]) for v in some[:_MOST_VALUES])
+            asked = [regions.node(v, known, left[gradient]) for v in some[:_MOST_VALUES]]
             right = (made for made in asked if made and self._is_right(made[1], gradient))
             if (made := next(right, None)) is not None:
                 known.add(gradient)
@@ -211,7 +244,9 @@ class _Knowing:
                 continue
             node = next(n for n in self.program.nodes if gradient in n.gradients.values())
             own = OpenGradient(left[gradient], _UNMADE)
-            yield last, Node(gradient.rank, node.call, {}, {_OUTPUT: gradient}, own)
+            behind = next((made[1].takes for made in asked if made), {})
+            takes = {slot: value for slot, value in behind.items() if slot.startswith("grad")}
+            yield last, Node(gradient.rank, node.call, takes, {_OUTPUT: gradient}, own)
 
     def _is_right(self, node: Node, gradient: ValueId) -> bool:
         """Whether it is what the calls behind it hand back."""
@@ -236,7 +271,8 @@ def _gradient_nodes(program: Program) -> Iterator[tuple[int, Node]]:
     """A node for each gradient, and the first place in the program that it comes from.
 
     A gradient is known by the calls that handed it back, each of which adds a term. A call that
-    hands back what its own was made of, such as a view of it, adds nothing.
+    hands back what its own was made of, such as a view of it, adds nothing. Where the backward pass
+    was recorded call by call, what computed a gradient is known.
     """
     takers: dict[ValueId, list[tuple[int, Node, str]]] = {}
     behind: dict[ValueId, set[ValueId]] = {}  # by gradient: those that it was made of
@@ -248,6 +284,9 @@ def _gradient_nodes(program: Program) -> Iterator[tuple[int, Node]]:
                 takers.setdefault(gradient, []).append((place, node, slot.removeprefix("grad_")))
                 behind.setdefault(gradient, set()).update(through)
     for gradient, found in takers.items():
+        producer = program.producers.get(gradient)
+        if producer is not None and _kind(producer) is not None:
+            continue
         yield min(place for place, _, _ in found), _node(gradient, found[::-1])
 
 

@@ -91,6 +91,8 @@ def _moved_apart(pair: LeafPair, golden: Shadow, target: Shadow, before: Before)
     sides = (before.golden, pair.golden), (before.target, pair.target)
     earlier = [_earlier(value) for _, value in sides]
     was = [_loaded(shadow, value) for (shadow, _), value in zip(sides, earlier, strict=True)]
+    if len({tensor.shape for tensor in (*now, *was)}) > 1:
+        raise DumpcmpError("it had another shape before")
     moves = now[0] - was[0], now[1] - was[1]
     apart = (moves[1] - moves[0]).abs()
     eps = max(_eps(golden, pair.golden), _eps(target, pair.target))

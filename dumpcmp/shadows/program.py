@@ -39,6 +39,9 @@ class OwnOperation(Protocol):
     @property
     def slot(self) -> str: ...  # of its call, by which a reader knows what it gives
 
+    @property
+    def calls(self) -> Sequence[Call]: ...  # that it runs again
+
     def run(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...  # in float64
 
     def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay | None: ...  # None: proven
@@ -146,7 +149,7 @@ def read_ranks(archive: Archive, model: str, step: int) -> Iterator[Program]:
             of_rank.records(),
             [*of_rank.effects(), *of_rank.state_effects()],
             dict(of_rank.gradients()),
-            {ValueId(held.rank, key): of_rank.value(key) for key in listed},
+            {ValueId(held.rank, key): of_rank.value(key) for key in listed} | of_rank.ends(),
             without_graphs(calls, effect_calls),
         )
 
@@ -247,6 +250,14 @@ class _RankReader:
     def state_effects(self) -> Iterator[StepEffect]:
         """What the step leaves behind for the next one, or in the end."""
         return (effect for effect, _ in self._states())
+
+    def ends(self) -> dict[ValueId, ValueId]:
+        """What is recorded of the state at the end, and the value that each is."""
+        return {
+            ValueId(self.rank, record.key): effect.value
+            for effect, record in self._states()
+            if record.key.op.is_effect
+        }
 
     def _states(self) -> Iterator[tuple[StepEffect, Record]]:
         """What holds the bytes that a call of the step gave, and buffers that were written to."""

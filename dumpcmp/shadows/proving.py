@@ -26,6 +26,7 @@ from dumpcmp.shadows.outside import (
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.quantities import Book, Quantity
 from dumpcmp.shadows.rewritten_memory import RewrittenMemory
+from dumpcmp.shadows.same_numbers import SameNumbers
 from dumpcmp.shadows.shadow import Choices, Shadow
 from dumpcmp.shadows.shown_effects import EffectPair, PairedEffects, paired_effects
 from dumpcmp.shadows.starting import Before, Relation, Start, is_spread
@@ -182,11 +183,11 @@ class StepProof:
             mine.quantity(leaf)
         mine.follow()
         choices.singles = mine.singles
-        its = Shadow(
-            self.golden, programs[0], book, start.of_golden, choices,
-            partial(start.precomputed, "target"),
-        )  # fmt: skip
-        its.follow()
+        its = self._following(programs[0], start, choices.copy(), None)
+        if not _have_one_expression(its, mine):
+            start.forget_golden()
+            shared = {id(each) for each in its.quantities.values()}
+            its = self._following(programs[0], start, choices.copy(), SameNumbers(mine, shared))
         effects = paired_effects(its, mine)
         returned = [
             (one.effect.value, other.effect.value)
@@ -199,6 +200,15 @@ class StepProof:
         self._show()
         self.proof.idle = {"golden": _idle(its), "target": _idle(mine)}
         return Before(its, mine, self.before)
+
+    def _following(
+        self, program: Program, start: Start, choices: Choices, other: SameNumbers | None
+    ) -> Shadow:
+        """Golden's shadow; quantities that the target computes otherwise are known by `other`."""
+        return Shadow(
+            self.golden, program, start.book, start.of_golden, choices,
+            partial(start.precomputed, "target"), other,
+        ).follow()  # fmt: skip
 
     def ask_kernels(self) -> None:
         """Ask about the kernels of the step that was asked about."""
@@ -337,14 +347,15 @@ class StepProof:
         return ProofAnswer.DIFFERENT_PROGRAM if len(set(numbers)) == 1 else ProofAnswer.UNKNOWN
 
     def _localise(self, golden: Shadow, target: Shadow, differing: Sequence[EffectPair]) -> None:
-        known = KnownQuantities(golden), KnownQuantities(target)
-        theirs = frontier(target, [mine.effect.value for _, mine in differing], known[0])
-        ours = frontier(golden, [its.effect.value for its, _ in differing], known[1])
         effects = [(its.quantity, mine.quantity) for its, mine in differing]
-        found = guilty(target, known[0], ours, theirs, effects)
-        if found is not None:
-            self._add_guilt(found, ours)
-            return
+        for in_any_order in (False, True):  # what only lies in another order may be meant, or not
+            known = tuple(KnownQuantities(each, in_any_order) for each in (golden, target))
+            theirs = frontier(target, [mine.effect.value for _, mine in differing], known[0])
+            ours = frontier(golden, [its.effect.value for its, _ in differing], known[1])
+            found = guilty(target, known[0], ours, theirs, effects)
+            if found is not None:
+                self._add_guilt(found, ours)
+                return
         told = ", ".join(f"{node}" for node in ours[:3])
         for node in theirs:
             leaf = next(unknown_leaves(target, node, known[0]), None)
@@ -411,6 +422,15 @@ class StepProof:
         """Add where runs part, of several places where they may."""
         self._add(answer, side, place, reason)
         self.proof.findings[-1] = replace(self.proof.findings[-1], is_confirmed=False)
+
+
+def _have_one_expression(golden: Shadow, target: Shadow) -> bool:
+    """Whether both programs compute all of their effects alike."""
+    ours, theirs = (
+        {each.name: shadow.quantity(each.value) for each in shadow.program.effects}
+        for shadow in (golden, target)
+    )
+    return ours.keys() == theirs.keys() and all(ours[name] is theirs[name] for name in ours)
 
 
 class _ProofPlace(NamedTuple):

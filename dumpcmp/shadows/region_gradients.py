@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dumpcmp.judge.replaying import wrong
+from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import DTYPES, Kind
 from dumpcmp.pytorch.trees import slots_of
@@ -42,6 +43,11 @@ class RegionGradient:
     values: Mapping[ValueId, str]  # that enter, and the slots in which they do
     ends: Mapping[ValueId, str]
     slot: str
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Those of the region."""
+        return tuple(node.call for node in self.nodes)
 
     @property
     def expression(self) -> Hashable:

@@ -18,7 +18,7 @@ from torch import Tensor
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.op_names import OpSet
-from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
+from dumpcmp.nouns.record import UNWRITTEN, Call, Kept, Record
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import to_torch
 from dumpcmp.replay.listed import ReplayFunction, function_named
@@ -78,6 +78,11 @@ class RewrittenMemory:
     def slot(self) -> str:
         """What a write leaves."""
         return "output.0"
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """None that round."""
+        return ()
 
     def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay | None:
         """Nothing is left to check: it was found by the bytes that it explains."""

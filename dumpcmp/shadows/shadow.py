@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -48,6 +48,12 @@ _LONGEST_STEP = 2.0**-7  # between numbers of a dtype that computes: a cast to i
 _NEAR = 2.0**-5  # of its size: a recorded value that is so near is on the same side of a jump
 
 
+class SameNumbersOf(Protocol):
+    """What finds a quantity of another run by its numbers."""
+
+    def find(self, quantity: Quantity, shape: tuple[int, ...]) -> Quantity | None: ...
+
+
 @dataclass(eq=False)
 class Shadow:
     """One run's program in exact arithmetic: the quantity of each of its values."""
@@ -58,6 +64,7 @@ class Shadow:
     leaf_of: Callable[[Shadow, ValueId], Quantity]
     choices: Choices
     precomputed: Callable[[Shadow, ValueId], Quantity | None] = lambda _, __: None
+    other: SameNumbersOf | None = None  # the other run's quantities, to be found by their numbers
     quantities: dict[ValueId, Quantity] = field(default_factory=dict)
     bridges: dict[int, Node] = field(default_factory=dict)  # by id of what was taken as it is
     singles: list[SingleNumber] = field(default_factory=list)
@@ -191,12 +198,14 @@ class Shadow:
         if self.book.known(expression) is None:
             found = self.choices.resized(given, told) if self._is_after_flip(inputs) else None
             found = found or self.choices.reread(given, told, self.singles)
-            if found is not None and node.gives.keys() <= found.keys():
-                self.quantities |= {value: found[slot] for slot, value in node.gives.items()}
+            if found is not None:
+                self._give(node, found)
                 return
         self._put(node, expression, inputs, run)
-        made = {slot: self.quantities[value] for slot, value in node.gives.items()}
-        self.choices.note(given, told, made)
+        first = next(iter(node.gives.values()))
+        self.choices.note(given, told, self.quantities[first].siblings or dict(
+            (slot, self.quantities[value]) for slot, value in node.gives.items()
+        ))
 
     def _put(
         self, node: Node, expression: Hashable, inputs: Mapping[str, Quantity], run: Operation
@@ -204,11 +213,19 @@ class Shadow:
         """Let what `node` gives be what the operation gives that is known by `expression`."""
         recorded = {slot: self.loader(value) for slot, value in node.gives.items()}
         made = self.book.computed(expression, lambda: Application(run, inputs, recorded, str(node)))
+        self._give(node, made)
+        for value in node.gives.values() if self.other is not None else ():
+            found = self.other.find(self.quantities[value], self.record(value).shape)
+            self.quantities[value] = found or self.quantities[value]
+
+    def _give(self, node: Node, made: Mapping[str, Quantity]) -> None:
+        """Let what `node` gives be what was `made`; what nobody asked for before as well."""
         for slot, value in node.gives.items():
             if slot not in made:
                 first = next(iter(made.values()))
                 assert first.application is not None and isinstance(made, dict)
-                first.application.recorded = {**first.application.recorded, slot: recorded[slot]}
+                loader = self.loader(value)
+                first.application.recorded = {**first.application.recorded, slot: loader}
                 made[slot] = Quantity(application=first.application, slot=slot, siblings=made)
             self.quantities[value] = made[slot]
 
@@ -349,6 +366,14 @@ class Choices:
     _made: dict[Hashable, list[tuple[Mapping[str, Quantity], Mapping[str, Quantity]]]] = field(
         default_factory=dict
     )
+
+    def copy(self) -> Choices:
+        """The same choices, to which others may be added."""
+        return Choices(
+            self.singles,
+            {asked: list(made) for asked, made in self._sized.items()},
+            {key: list(made) for key, made in self._made.items()},
+        )
 
     def add(
         self, key: Hashable, inputs: Mapping[str, Quantity], chosen: Mapping[str, Quantity]

@@ -99,6 +99,10 @@ class Start:
         records = (program.records[leaf] for leaf in leaves)  # a loss may hand back what it took
         self._digests[side] = {record.digest for record in records if _is_telling(record)}
 
+    def forget_golden(self) -> None:
+        """Let golden's program be followed once more."""
+        self.differing, self.alone = [], []
+
     def precomputed(self, other: str, shadow: Shadow, value: ValueId) -> Quantity | None:
         """What was recorded of a computed value, where the `other` run started from those bytes.
 
@@ -126,7 +130,8 @@ class Start:
         record = shadow.record(value)
         found = self.book.leaf(identity(record), partial(load, shadow.archive, record))
         if id(found) in self._known and (
-            self._is_named_alike(shadow, value, found) or found.is_telling
+            self._is_named_alike(shadow, value, found)
+            or (found.is_telling and self._is_swapped(shadow, value))
         ):
             return found
         pair = self._pair(shadow, value, record)
@@ -155,6 +160,11 @@ class Start:
         """Whether the target has this leaf under the same name, or nothing else under it."""
         others = self._targets.get(_name(shadow.program, value), ())
         return not others or any(self._of_target[other] is found for other in others)
+
+    def _is_swapped(self, shadow: Shadow, value: ValueId) -> bool:
+        """Whether golden has under other names what the target has under the name of `value`."""
+        others = self._targets.get(_name(shadow.program, value), ())
+        return all(self._records[o].digest in self._digests["golden"] for o in others)
 
     def _pair(self, shadow: Shadow, value: ValueId, record: Record) -> LeafPair | None:
         name = _name(shadow.program, value)

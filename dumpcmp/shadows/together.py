@@ -15,6 +15,7 @@ from dumpcmp.nouns.arithmetic import Collective
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.given import argument_tree
 from dumpcmp.nouns.key import Slot
+from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Choice, Replay
 from dumpcmp.nouns.spoken import counted
 from dumpcmp.nouns.value import DTYPES
@@ -23,6 +24,7 @@ from dumpcmp.shadows.copied_values import with_copies
 from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId, read_ranks
 from dumpcmp.shadows.quantities import tensor_of
 from dumpcmp.shadows.rewritten_memory import with_writes
+from dumpcmp.shadows.written_moments import with_written_moments
 
 _COLLECTIVES = frozenset(Collective)
 _ALIKE = frozenset((Collective.ALL_REDUCE, Collective.BROADCAST, Collective.ALL_GATHER))
@@ -53,6 +55,11 @@ class RankDelivery:
     @property
     def slot(self) -> str:
         return f"output.{self.nth}"
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """None that round."""
+        return ()
 
     def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the rank gets, in float64."""
@@ -136,7 +143,10 @@ class RankDelivery:
 
 def read_program(archive: Archive, model: str, step: int) -> Program:
     """The program of one step of `model`, as all ranks of `archive` ran it together."""
-    ranks = [with_writes(archive, rank) for rank in read_ranks(archive, model, step)]
+    ranks = [
+        with_writes(archive, with_written_moments(rank))
+        for rank in read_ranks(archive, model, step)
+    ]
     if len(ranks) == 1:
         return _ordered(with_copies(archive, ranks[0])) or ranks[0]
     records = {value: record for rank in ranks for value, record in rank.records.items()}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import dumpcmp
 from dumpcmp import Conclusion
+from dumpcmp.nouns.effects import Effect
 
 pytestmark = [
     pytest.mark.gpu,
@@ -95,4 +96,5 @@ def test_training_is_the_same_and_another_rate_is_named(
     outcome = dumpcmp.compare(golden, faster)
     assert outcome.exit_code == 1 and outcome.first_divergence is not None
     key = outcome.first_divergence.key
-    assert key.slot.kind == "param" and key.step == 2, outcome.headline
+    assert key.op == Effect.TRAINING.op and key.step == 1, outcome.headline
+    assert "['lr'] is 0.01 in golden, 0.0105 in mine" in outcome.headline

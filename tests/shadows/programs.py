@@ -236,5 +236,5 @@ WRONG = [
     Case(experts, unnormalised_experts, frozenset(("sum", "div", "mul"))),
     Case(gathered_experts, unnormalised_experts, frozenset(("sum", "div", "mul")), SHORT),
     Case(unnormalised_experts, experts, frozenset(("sum", "div", "mul")), SHORT),
-    Case(written_cache, unwritten_cache, frozenset(("copy", "narrow", "linear"))),
+    Case(written_cache, unwritten_cache, frozenset(("copy", "narrow", "linear", "getitem"))),
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from dumpcmp import Archive
 from dumpcmp.archive.integrity import audit
 from dumpcmp.dumping.capturing import Capture
 from dumpcmp.dumping.retention import Retention
+from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.errors import CaptureWarning
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.record import Kept
@@ -142,6 +143,24 @@ def test_a_replay_records_what_its_memory_holds_then(
         link = archive[Key("Linear", step, "<root>/linear", 0, "input.0")]
         assert link.same_as == Key("Linear", step, "<root>", 0, "input.0")
     assert Key("Linear", 0, "<root>", 0, "param.bias") in archive, "recorded with the first replay"
+
+
+@pytest.mark.usefixtures("as_if_away")
+def test_what_a_graph_leaves_behind_is_told_of_its_last_replay(
+    pretended: Pretended, tmp_path: Path
+) -> None:
+    model, x = nn.Linear(30, 30), torch.ones(40, 30)
+    with dumpcmp.capture(model, tmp_path / "d"):
+        pretended.capture_begin()
+        model(x)
+        torch.nn.init.zeros_(model.bias)  # which the capture counts, and a replay does not
+        pretended.capture_end()
+        for number in (5, 7):
+            pretended.replay()
+            model.bias.data.fill_(number)
+    archive = Archive(tmp_path / "d")
+    first, last = (Key("Linear", step, Effect.STATE.op, 0, "param.bias") for step in (0, 1))
+    assert first not in archive and (archive.load(archive[last]).numbers() == 7).all()
 
 
 @pytest.mark.usefixtures("as_if_away")

@@ -65,8 +65,17 @@ class Provenance:
         if not self._fusion:
             most = "torch._inductor.codegen.cpp:CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM"
             patches.append(patch(most, lambda _: -1))
-        tag = f"{config.cache_key_tag}{self._tag}"
-        with patched(*patches), config.patch(cache_key_tag=tag):
+        own = config.cache_key_tag
+
+        def tuned(original: Original, filename: str) -> Any:
+            """Kernels are the program's: which way is the fastest was measured once for both."""
+            with config.patch(cache_key_tag=own):
+                return original(filename)
+
+        patches.append(
+            standing_in("torch._inductor.runtime.autotune_cache:AutotuneCache._prepare_key", tuned)
+        )
+        with patched(*patches), config.patch(cache_key_tag=f"{own}{self._tag}"):
             yield
 
     def _stand_ins(self) -> dict[str, Original]:

@@ -84,6 +84,7 @@ class Recorder(Outlet):
         self.counts.steps += 1
         step = Step(self, model, number)
         if (root := model.root) is not None:
+            self._latest.set(root, step)
             self._weigh(model, root, step, in_brief=model.is_weighed)
         return step
 

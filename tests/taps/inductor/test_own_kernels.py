@@ -17,6 +17,7 @@ import dumpcmp
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.dumping.programs import dump
 from dumpcmp.taps.inductor import marks
+from dumpcmp.taps.inductor.provenance import Provenance
 
 
 def read_through_a_view(x: Tensor) -> Tensor:
@@ -49,6 +50,17 @@ def test_a_bug_of_inductor_is_there_under_capture_too_and_is_named(tmp_path: Pat
     assert outcome.exit_code == 1
     first = outcome.first_divergence
     assert first is not None and first.key.op.function == "sub"
+
+
+def test_a_capture_finds_the_configurations_that_the_program_chose() -> None:
+    tuned = pkgutil.resolve_name("torch._inductor.runtime.autotune_cache:AutotuneCache")
+    settings = pkgutil.resolve_name("torch.compiler.config")
+    with settings.patch(cache_key_tag="mine"):
+        alone = tuned._prepare_key("kernel.py")
+        with Provenance(lambda: None, lambda run: run).watching():
+            assert settings.cache_key_tag != "mine", "graphs are kept apart"
+            assert tuned._prepare_key("kernel.py") == alone
+    assert tuned._prepare_key("kernel.py") != alone
 
 
 def test_a_capture_that_changes_a_kernel_is_not_certified(

@@ -1,0 +1,1 @@
+"""Compare on three questions, while it is built beside what it replaces."""

@@ -1,0 +1,171 @@
+"""One span of steps, compared on three questions: start, program, kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+
+from dumpcmp.align.mesh.deliveries import without_collectives
+from dumpcmp.align.pairing import in_golden_terms
+from dumpcmp.align.passes import with_collectives
+from dumpcmp.align.unwritten import unwritten
+from dumpcmp.comparing.blame import in_order
+from dumpcmp.comparing.both_sides import let_go
+from dumpcmp.comparing.comparison import _Comparing, _devices
+from dumpcmp.comparing.clipping import clipped_by
+from dumpcmp.comparing.clues import _found
+from dumpcmp.comparing.dataflow import DataFlow
+from dumpcmp.comparing.digests import check_all, check_ends
+from dumpcmp.comparing.effect_pairs import with_effect_values
+from dumpcmp.comparing.effects_seen import Looked
+from dumpcmp.comparing.kept_states import kept_states, replay_states
+from dumpcmp.comparing.laying import Job, lay_out
+from dumpcmp.comparing.leaves import differ_anywhere, leaf_findings
+from dumpcmp.comparing.measuring import Tell, measure_all
+from dumpcmp.comparing.own_metrics import asking
+from dumpcmp.comparing.placing import placed
+from dumpcmp.comparing.reruns import Replaying
+from dumpcmp.comparing.shortcuts import allowed
+from dumpcmp.comparing.side import Side
+from dumpcmp.comparing.spans import Span
+from dumpcmp.comparing.trained import replay_updates
+from dumpcmp.comparing.ways import Ways
+from dumpcmp.judge import ReferenceChecker, RoundingChecker
+from dumpcmp.judge.replaying import wrong
+from dumpcmp.newengine.between_steps import BetweenSteps
+from dumpcmp.newengine.facts import Facts
+from dumpcmp.newengine.matching import MatchedRun, match_values
+from dumpcmp.newengine.programs import Programs
+from dumpcmp.newengine.verdicts import Judging, ValueFacts, ValueState
+from dumpcmp.nouns.replay import Replay
+from dumpcmp.nouns.row import Measured, Pair, Row, Unwritten
+from dataclasses import replace
+
+
+@dataclass(slots=True, eq=False)
+class Comparing(_Comparing):
+    programs: Programs | None = None
+    states: dict[Pair, ValueState] = field(default_factory=dict)
+
+    def compare(self, span: Span, workers: Executor, progress: Tell | None) -> None:
+        ours, theirs, rule = span.golden, span.target, self.rule
+        check_ends(ours, theirs)
+        if self.verify_digests:
+            check_all((ours, theirs), workers)
+        shortcuts = allowed(self.allow, theirs.archive, _devices(theirs))
+        self.programs = self.programs or Programs(self.counting)
+        steps, golden, target = self.programs.of_span(ours, theirs)
+        pairs = self._matched(ours, theirs, golden, target)
+        pairs, ours, theirs = with_effect_values(pairs, ours, theirs, self.counting)
+        pairs, ours, theirs = self.effects.weights.with_ends(pairs, ours, theirs, self.counting)
+        golden.side, target.side = ours, theirs
+        golden.names = target.names = self.effects.weights._names
+        ways = Ways.of(ours.listing, theirs.listing, shortcuts)
+        work = lay_out(pairs, ours, theirs, span.finer, ways, rule.closeness)
+        work = placed(asking(work, self.metrics), self.device)
+        tell = span.telling(progress, self.nbytes)
+        work, measured = measure_all(work, workers, tell)
+        nbytes = sum(job.nbytes for job in work.values())
+        leaves = {}
+        is_usual = isinstance(rule, ReferenceChecker | RoundingChecker)
+        if is_usual:
+            leaves = leaf_findings(pairs, measured, ours, theirs, self.is_apart)
+        updates: dict[Pair, Replay] = {}
+        if is_usual:
+            found = partial(_found, measured)
+            stale = self.history.stale(pairs, ours, theirs)
+            made = self.courses.updates(pairs, ours, theirs, found)
+            is_off = self.replaying is Replaying.OFF
+            updates = {} if is_off else replay_updates(made, workers)
+            right = {pair for pair, one in updates.items() if one.is_known and not wrong(one)}
+            kept = kept_states(pairs, self.courses, ours, theirs, found)
+            updates |= {} if is_off else replay_states(kept, workers)
+            leaves |= {pair: each for pair, each in stale.items() if pair not in right}
+        between = BetweenSteps(
+            pairs,
+            self.carried.again(pairs, ours.listing, theirs.listing),
+            clipped_by(measured, ours, theirs, self.counting),
+        )
+        facts = Facts(
+            pairs, measured, steps, golden, target, ways, self.counting, leaves, between, updates
+        )
+        if is_usual and self.replaying is not Replaying.OFF:
+            tell = span.telling(progress, self.nbytes + nbytes)
+            facts.check(workers, shortcuts, tell)
+        self.is_apart |= differ_anywhere(pairs, measured)
+        known = facts.all(is_usual)
+        judging = Judging(rule, facts.sources, facts.takers, self.states)
+        states = judging.judged(known)
+        self.states |= states
+        rows = [_row(one, states[one.pair], ways) for one in known]
+        rows = self.effects.judged(rows, self.is_apart)
+        roots_before = self.latest_root
+        latest = next((row for row in reversed(rows) if row.root), roots_before)
+        flow = DataFlow(pairs, ours.listing, theirs.listing, {}, {})
+        looked = Looked(ours, theirs, self.counting, self.is_apart, flow, work, measured)
+        rows, self.latest_root = self.effects.with_rows(rows, looked, roots_before, latest)
+        roots = in_order(row for row in rows if row.root)
+        self.showing.add(rows, roots, flow, work, after=len(self.gathered.rows))
+        self.gathered.add(rows, roots)
+        self.noted.note(span, {}, rows, measured)
+        self.noted.shortcuts |= shortcuts
+        self.noted.is_undeclared |= ways.is_undeclared
+        self.nbytes += nbytes
+        let_go()
+
+    def _matched(self, ours: Side, theirs: Side, one, other) -> list[Pair]:
+        golden, target = ours.listing, theirs.listing
+        ranked = max(golden.num_ranks, target.num_ranks) > 1
+        mine, its = (
+            (without_collectives(golden), without_collectives(target)) if ranked else (golden, target)
+        )
+        terms = in_golden_terms(mine, its, self.counting)
+        pairs = match_values(
+            MatchedRun(mine, one.quantity, {site: site for site in mine.sites}, one.sole),
+            MatchedRun(its, other.quantity, terms, other.sole),
+            self.renaming,
+        )
+        if ranked:
+            pairs = with_collectives(pairs, golden, target)
+        blank = unwritten(golden), unwritten(target)
+        return [_with_blank(pair, ours, theirs, *blank) for pair in pairs]
+
+
+def _with_blank(pair: Pair, ours: Side, theirs: Side, one, other) -> Pair:
+    found = one.get(ours.listing.first(pair.golden)) if pair.golden else None
+    found = found or (other.get(theirs.listing.first(pair.target)) if pair.target else None)
+    return replace(pair, unwritten=found) if found else pair
+
+
+def _row(one: ValueFacts, state: ValueState, ways: Ways) -> Row:
+    pair, measured, judgement = one.pair, one.measured, state.judgement
+    listing = ways.golden if pair.key is pair.golden else ways.target
+    ours = ways.golden.record(pair.golden) if pair.golden else None
+    theirs = ways.target.record(pair.target) if pair.target else None
+    own = ours if pair.key is pair.golden else theirs
+    call = listing.call(pair.key)
+    is_root = state.root is pair and judgement.verdict.fails
+    cause = state.root.key if state.root and not is_root and judgement.verdict.fails else None
+    return Row(
+        key=pair.key,
+        order=own.order if own else listing.record(pair.key).order,
+        judgement=judgement,
+        metrics=measured.metrics,
+        golden_key=pair.golden,
+        target_key=pair.target,
+        golden_dtype=ours.dtype if ours else "",
+        target_dtype=theirs.dtype if theirs else "",
+        golden_shape=ours.shape if ours else None,
+        target_shape=theirs.shape if theirs else None,
+        paired_by=pair.by,
+        root=is_root,
+        cause=cause,
+        source=call.source if call else "",
+        layout=measured.laid.note if measured.laid else "",
+        by_rank=measured.laid.by_rank if measured.laid else (),
+        reference_errors=measured.reference,
+        own=measured.own,
+        replay=one.check,
+    )

@@ -1,0 +1,521 @@
+"""Puts together what is known of each value, for the judge: typed facts, sources and takers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+
+from dumpcmp.align.counting import Counting
+from dumpcmp.comparing.batches import run_batched
+from dumpcmp.comparing.measuring import Tell
+from dumpcmp.comparing.no_gradient import _is_zero
+from dumpcmp.comparing.requests import Asking, _unasked
+from dumpcmp.comparing.side import Side
+from dumpcmp.comparing.stopped import said_of_ranks
+from dumpcmp.comparing.ways import Ways
+from dumpcmp.newengine.between_steps import BetweenSteps
+from dumpcmp.newengine.checks import CallCheck, CallRecords, check_calls
+from dumpcmp.newengine.programs import RunValues, StepPrograms
+from dumpcmp.newengine.verdicts import Absence, Meaning, ValueFacts
+from dumpcmp.judge.tolerances import APART
+from dumpcmp.nouns.arithmetic import gives_memory
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.key import ROOT, Key
+from dumpcmp.nouns.leaf import LeafFinding
+from dumpcmp.nouns.record import UNWRITTEN
+from dumpcmp.nouns.replay import Replay
+from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Unwritten
+from dumpcmp.shadows.graph_links import INSIDE
+from dumpcmp.shadows.kernel_checks import load_value
+from dumpcmp.shadows.kernel_regions import check_regions, is_compiled
+from dumpcmp.shadows.program import Node, Program, ValueId
+from dumpcmp.shadows.proving import ProofAnswer, ProofFinding, _signature
+
+_NO_CHECK = Replay()
+
+
+@dataclass(eq=False)
+class Facts:
+    """What is known of the pairs of some steps."""
+
+    pairs: Sequence[Pair]
+    measured: Mapping[Pair, Measured]
+    steps: Sequence[StepPrograms]
+    golden: RunValues
+    target: RunValues
+    ways: Ways
+    counting: Counting
+    leaves: Mapping[Pair, LeafFinding]
+    between: BetweenSteps
+    updates: Mapping[Pair, Replay]  # what optimizers made, against golden's on the same gradients
+    checks: dict[tuple[str, ValueId], Replay] = field(default_factory=dict)
+    settled: set[tuple[str, ValueId]] = field(default_factory=set)
+    starts: Mapping[Pair, str] = field(default_factory=dict)
+
+    # the data flow
+
+    @cached_property
+    def of_golden(self) -> dict[ValueId, Pair]:
+        """The pair by which each of golden's values is judged."""
+        return self._judged_by(is_golden=True)
+
+    @cached_property
+    def of_target(self) -> dict[ValueId, Pair]:
+        return self._judged_by(is_golden=False)
+
+    def _judged_by(self, *, is_golden: bool) -> dict[ValueId, Pair]:
+        found: dict[ValueId, tuple[int, Pair]] = {}
+        run = self.golden if is_golden else self.target
+        for some, main in self._groups:
+            for pair in some:
+                key = pair.golden if is_golden else pair.target
+                for place in run.places(key) if key is not None else ():
+                    rank = 2 * (place.key == key or self._is_told_at(run, place, key)) + pair.both
+                    if place not in found or found[place][0] < rank:
+                        found[place] = rank, main
+        return {place: main for place, (_, main) in found.items()}
+
+    @cached_property
+    def _groups(self) -> list[tuple[list[Pair], Pair]]:
+        """Pairs of the same two values, and the one of them by which they are judged."""
+        groups: dict[tuple[object, ...], list[Pair]] = {}
+        for pair in self.pairs:
+            ends = tuple((run is self.golden, *run.places(key)) for run, key in self._sides(pair))
+            groups.setdefault(ends, []).append(pair)
+        return [(some, max(some, key=self._telling)) for some in groups.values()]
+
+    def _telling(self, pair: Pair) -> int:
+        """How well a pair tells where its values come from."""
+        found = 0
+        for run, key in self._sides(pair):
+            for place in run.places(key):
+                told = 4 * self._is_told_at(run, place, key) + (place.key == key)
+                found = max(found, 2 * told + (run is self.target))
+        return found
+
+    @cached_property
+    def mains(self) -> dict[Pair, Pair]:
+        return {pair: main for some, main in self._groups for pair in some}
+
+    def _is_told_at(self, run: RunValues, place: ValueId, key: Key) -> bool:
+        """Whether what is known of how a value was made is told under this name of it."""
+        node = run.producer(place)
+        if node is None or node.own is None:
+            return False
+        side = "golden" if run is self.golden else "target"
+        blamed = self.checks.get((side, place), _NO_CHECK).blamed
+        if blamed:
+            return str(key.site) == blamed[0] and key.slot.is_gradient
+        return (key.op, key.call, key.slot) == (node.call.op, node.call.call, node.own.slot)
+
+    @cached_property
+    def sources(self) -> dict[Pair, list[Pair]]:
+        """What each value was computed from, or is."""
+        found: dict[Pair, list[Pair]] = {}
+        for pair in self.pairs:
+            before: dict[Pair, None] = {}
+            for run, key in self._sides(pair):
+                mains = self._mains(run)
+                for place in run.places(key):
+                    main = mains.get(place)
+                    if main is not None and main is not pair and main is not self.mains[pair]:
+                        before[main] = None
+                        continue
+                    node = run.producer(place)
+                    for value in node.takes.values() if node else ():
+                        if value in mains and mains[value] is not pair:
+                            before[mains[value]] = None
+            before |= dict.fromkeys(self.between.sources(pair))
+            before.pop(pair, None)
+            found[pair] = list(before)
+        return found
+
+    def _mains(self, run: RunValues) -> dict[ValueId, Pair]:
+        return self.of_golden if run is self.golden else self.of_target
+
+    def _sides(self, pair: Pair) -> Iterator[tuple[RunValues, Key]]:
+        if pair.golden is not None:
+            yield self.golden, pair.golden
+        if pair.target is not None:
+            yield self.target, pair.target
+
+    @cached_property
+    def takers(self) -> dict[Pair, list[Pair]]:
+        """What was made of each value that one side alone has."""
+        found: dict[Pair, list[Pair]] = {}
+        for pair in self.pairs:
+            if pair.both:
+                continue
+            after: dict[Pair, None] = {}
+            for run, key in self._sides(pair):
+                mains = self._mains(run)
+                for place in run.places(key):
+                    if mains.get(place) is not pair and place in mains:
+                        after[mains[place]] = None
+                    for node in run.consumers(place):
+                        for value in node.gives.values():
+                            if value in mains and mains[value] is not pair:
+                                after[mains[value]] = None
+            found[pair] = list(after)
+        return found
+
+    # checks
+
+    def check(self, workers: Executor, allow: frozenset[str], tell: Tell | None = None) -> None:
+        """Run again what was not the same on both sides, each call on its own inputs."""
+        tasks: list[CallCheck] = []
+        names: list[tuple[str, Node]] = []
+        for side, run in (("golden", self.golden), ("target", self.target)):
+            others = self.settling("target" if side == "golden" else "golden")
+            for shadow in run.shadows:
+                self._check_regions(side, run, shadow.program, others)
+                for node in shadow.program.nodes:
+                    if not node.gives or is_compiled(node):
+                        continue
+                    sign = _signature(shadow.program, node)
+                    if sign is not None and sign in others:
+                        self.settled |= {(side, value) for value in node.gives.values()}
+                        continue
+                    tasks.append(self._task(side, run, shadow.program, node, allow))
+                    names.append((side, node))
+        sizes = [task.nbytes for task in tasks]
+        total, done = sum(sizes), 0
+        results = run_batched(check_calls, tasks, workers)
+        for (side, node), nbytes, found in zip(names, sizes, results, strict=True):
+            for slot, replay in found.items():
+                self.checks[side, node.gives[slot]] = replay
+            done += nbytes
+            if tell and nbytes:
+                tell(done, total)
+        for name in ("of_golden", "of_target", "mains", "_groups"):  # what is wrong may be told elsewhere
+            self.__dict__.pop(name, None)
+
+    def settling(self, side: str) -> set[tuple[object, ...]]:
+        found = self._signs.get(side)
+        if found is None:
+            run = self.golden if side == "golden" else self.target
+            found = self._signs[side] = {
+                sign
+                for shadow in run.shadows
+                for node in shadow.program.nodes
+                if (sign := _signature(shadow.program, node)) is not None
+            }
+        return found
+
+    @cached_property
+    def _signs(self) -> dict[str, set[tuple[object, ...]]]:
+        return {}
+
+    def _check_regions(
+        self, side: str, run: RunValues, program: Program, others: set[tuple[object, ...]]
+    ) -> None:
+        nodes = [node for node in program.nodes if is_compiled(node) and node.gives]
+        if not nodes:
+            return
+        read = partial(load_value, run.side.archive, program)
+        wrong: dict[ValueId, Replay] = {}
+        for finding in check_regions(program, nodes, read):
+            for value in finding.node.gives.values():
+                said = finding.wrong or finding.unknown
+                wrong[value] = Replay(unknown=said) if finding.unknown else Replay(blamed=(said,))
+        for node in nodes:
+            for value in node.gives.values():
+                self.checks[side, value] = wrong.get(value, Replay())
+
+    def _task(
+        self, side: str, run: RunValues, program: Program, node: Node, allow: frozenset[str]
+    ) -> CallCheck:
+        own = _records(run, program, node)
+        other = None
+        if side == "target" and node.own is None:
+            other = self._matching_call(node)
+        is_apart = any(
+            (pair := self.of_target.get(value)) is not None and self._apart(pair) > APART
+            for value in node.gives.values()
+        )
+        return CallCheck(node.call, own, other, node.own, allow, is_apart)
+
+    def _apart(self, pair: Pair) -> float:
+        metrics = self.measured_of(pair).metrics
+        return metrics.rel_l2 if metrics is not None and metrics.rel_l2 > 0 else 0.0
+
+    def _matching_call(self, node: Node) -> CallRecords | None:
+        """What golden recorded of the call that matches."""
+        for value in node.gives.values():
+            pair = self.of_target.get(value)
+            if pair is None or pair.golden is None:
+                continue
+            for place in self.golden.places(pair.golden):
+                for shadow in self.golden.shadows:
+                    other = shadow.program.producers.get(place)
+                    if other is not None and other.own is None:
+                        return _records(self.golden, shadow.program, other)
+        return None
+
+    def _check_of(self, side: str, run: RunValues, key: Key | None) -> Replay | None:
+        if key is None:
+            return None
+        found = [self.checks.get((side, place)) for place in run.places(key)]
+        known = [one for one in found if one is not None]
+        return max(known, key=_doubt) if known else None
+
+    def _is_settled(self, side: str, run: RunValues, key: Key | None) -> bool:
+        if key is None:
+            return False
+        places = list(run.places(key))
+        return bool(places) and all((side, place) in self.settled for place in places)
+
+    # facts
+
+    def all(self, is_usual: bool) -> list[ValueFacts]:
+        partings = self.findings(ProofAnswer.DIFFERENT_PROGRAM) if is_usual else {}
+        self.starts = self.findings(ProofAnswer.DIFFERENT_START) if is_usual else {}
+        asked = Asking.of(self.golden.side.archive), Asking.of(
+            self.target.side.archive, self.counting
+        )
+        stopped = [side.facts.stopped for side in (self.golden.side, self.target.side)]
+        lost = "; ".join(said for one in stopped for said in said_of_ranks(one))
+        clean = self._clean()
+        return [self._facts(pair, partings, asked, lost, pair in clean) for pair in self.pairs]
+
+    def measured_of(self, pair: Pair) -> Measured:
+        first = pair if pair in self.measured else pair.repeats
+        return self.measured.get(first, UNMEASURED) if first else UNMEASURED
+
+    def _clean(self) -> set[Pair]:
+        """Outputs of calls whose inputs are the same to the bit on both sides."""
+        found = set()
+        for pair in self.pairs:
+            before = self.sources[pair]
+            if before and pair.both and all(self._is_equal(each) for each in before):
+                found.add(pair)
+        return found
+
+    def _is_equal(self, pair: Pair) -> bool:
+        metrics = self.measured_of(pair).metrics
+        return metrics is not None and metrics.equal
+
+    def _facts(
+        self,
+        pair: Pair,
+        partings: Mapping[Pair, str],
+        asked: tuple[Asking, Asking],
+        lost: str,
+        is_clean: bool,
+    ) -> ValueFacts:
+        measured = self.measured_of(pair)
+        absence, said = self._absence(pair, asked, lost) if not pair.both else (Absence.NONE, "")
+        conditions = self.ways.conditions(
+            pair, inputs_equal=is_clean, reference=measured.reference
+        )
+        is_main, is_made = self.mains[pair] is pair, self._is_made(pair)
+        check = self._check_of("target", self.target, pair.target) if is_main else None
+        update = self.updates.get(pair)
+        own = self._check_of("golden", self.golden, pair.golden) if is_main else None
+        if check is not None and check.is_known:
+            check = self._amplified(pair, check)
+        is_settled = self._is_settled("target", self.target, pair.target) and self._is_settled(
+            "golden", self.golden, pair.golden
+        )
+        return ValueFacts(
+            pair,
+            measured,
+            conditions,
+            meaning=self._meaning(pair),
+            check=check if update is None else update,
+            golden_check=own,
+            is_update=update is not None,
+            is_settled=is_settled,
+            leaf=self._leaf(pair) if not is_made else "",
+            parting=partings.get(pair, ""),
+            is_shown=self._is_shown(pair),
+            is_parted=self._is_parted(pair),
+            is_effect=is_effect(pair.key) or self._is_left(pair),
+            fresh=self._is_fresh(pair),
+            absence=absence,
+            said=said,
+            is_made=is_made,
+            main=self.mains[pair],
+            again=self.between.again.get(pair),
+            is_passed_on=self._is_passed_on(pair),
+        )
+
+    def _is_passed_on(self, pair: Pair) -> bool:
+        """Whether both of its values were made, or given, where others stand for them."""
+        return all(
+            self._mains(run).get(place) is not self.mains[pair]
+            for run, key in self._sides(pair)
+            for place in run.places(key)
+        )
+
+    def _leaf(self, pair: Pair) -> str:
+        if pair in self.leaves:
+            return self.leaves[pair].said
+        return self.starts.get(pair, "")
+
+    def _amplified(self, pair: Pair, check: Replay) -> Replay:
+        apart = [
+            metrics.rel_l2
+            for each in self.sources[pair]
+            if (metrics := self.measured_of(each).metrics) is not None and metrics.rel_l2 > 0
+        ]
+        if not apart or not check.inherited > 0:
+            return check
+        return check._replace(amplification=check.inherited / max(apart))
+
+    def _is_shown(self, pair: Pair) -> bool:
+        """Whether what depends on a value is shown to be the same on both sides."""
+        places = [
+            (run is self.golden, place)
+            for run, key in self._sides(pair)
+            for place in run.places(key)
+        ]
+        return bool(places) and all(place in self._shown[side] for side, place in places)
+
+    def _is_parted(self, pair: Pair) -> bool:
+        """Whether it is known where the programs of its step part."""
+        steps = {step for run, key in self._sides(pair) for step in self._parted if step == (
+            run is self.golden, key.model, key.step)}  # fmt: skip
+        return bool(steps)
+
+    @cached_property
+    def _parted(self) -> set[tuple[bool, str, int]]:
+        found = set()
+        for step in self.steps:
+            answers = {finding.answer for finding in step.proof.findings}
+            if ProofAnswer.DIFFERENT_PROGRAM in answers:
+                for is_golden, shadow in ((True, step.golden), (False, step.target)):
+                    found.add((is_golden, shadow.program.model, shadow.program.step))
+        return found
+
+    @cached_property
+    def _shown(self) -> dict[bool, set[ValueId]]:
+        return {
+            is_golden: {
+                value
+                for step in self.steps
+                for value in step.proof.shown.get("golden" if is_golden else "target", ())
+            }
+            for is_golden in (True, False)
+        }
+
+    @cached_property
+    def _left(self) -> dict[bool, set[ValueId]]:
+        """What either run is known to leave behind."""
+        return {
+            run is self.golden: {
+                effect.value for shadow in run.shadows for effect in shadow.program.effects
+            }
+            for run in (self.golden, self.target)
+        }
+
+    def _is_left(self, pair: Pair) -> bool:
+        return any(
+            place in self._left[run is self.golden]
+            for run, key in self._sides(pair)
+            for place in run.places(key)
+        )
+
+    def _is_made(self, pair: Pair) -> bool:
+        return any(
+            run.producer(place) is not None
+            for run, key in self._sides(pair)
+            for place in run.places(key)
+        )
+
+    def _meaning(self, pair: Pair) -> Meaning:
+        if pair.golden is None or pair.target is None:
+            return Meaning.UNKNOWN
+        one, other = self.golden.quantity(pair.golden), self.target.quantity(pair.target)
+        if one is None or other is None:
+            return Meaning.UNKNOWN
+        return Meaning.SAME if one == other else Meaning.OTHER
+
+    def _is_fresh(self, pair: Pair) -> bool:
+        metrics = self.measured_of(pair).metrics
+        if metrics is not None and metrics.equal:
+            return False
+        made = pair.key.slot.is_output and gives_memory(pair.key.op)
+        return made or pair.unwritten is Unwritten.WHOLLY
+
+    def _absence(
+        self, pair: Pair, asked: tuple[Asking, Asking], lost: str
+    ) -> tuple[Absence, str]:
+        said = _unasked(pair, *asked, self.counting.names)
+        if said:
+            return Absence.UNASKED, said
+        slot = pair.key.slot
+        if slot.is_generator:
+            return Absence.GENERATOR, ""
+        if slot.is_weight:
+            return Absence.WEIGHT, ""
+        if lost:
+            return Absence.LOST, lost
+        run = self.golden if pair.golden else self.target
+        if slot.is_gradient and _is_zero(run.side, pair.key):
+            return Absence.ZERO, ""
+        return (Absence.FUSED, "") if pair.inside else (Absence.NONE, "")
+
+    # where programs part
+
+    def findings(self, answer: ProofAnswer) -> dict[Pair, str]:
+        """What was found of start or program, where."""
+        found: dict[Pair, str] = {}
+        for step in self.steps:
+            for finding in step.proof.findings:
+                pair = self._place_of(finding, step) if finding.answer is answer else None
+                if pair is not None:
+                    run = self.golden if finding.side == "golden" else self.target
+                    is_many = run.side.facts.num_ranks > 1
+                    where = f"on rank {finding.rank}: " if is_many else ""
+                    found.setdefault(pair, f"{where}{finding.reason}")
+        return found
+
+    def _place_of(self, finding: ProofFinding, step: StepPrograms) -> Pair | None:
+        run = self.golden if finding.side == "golden" else self.target
+        shadow = step.golden if finding.side == "golden" else step.target
+        here = [
+            pair
+            for pair in self.pairs
+            for _, key in self._sides(pair)
+            if (key is (pair.golden if finding.side == "golden" else pair.target))
+            and (key.model, key.op, key.call) == (shadow.program.model, finding.op, finding.call)
+            and key.step == shadow.program.step
+        ]
+        del run
+        exact = [pair for pair in here if _slot(pair, finding) == finding.slot]
+        given = [pair for pair in here if _is_given_out(pair, finding)]
+        return next(iter([*exact, *given, *here]), None)
+
+
+def _slot(pair: Pair, finding: ProofFinding) -> str:
+    key = pair.golden if finding.side == "golden" else pair.target
+    return str(key.slot) if key else ""
+
+
+def _is_given_out(pair: Pair, finding: ProofFinding) -> bool:
+    key = pair.golden if finding.side == "golden" else pair.target
+    return key is not None and key.slot.is_output
+
+
+def is_effect(key: Key) -> bool:
+    """Whether a run leaves this value behind."""
+    slot = key.slot
+    if key.op == ROOT and (slot.is_output or (slot.is_gradient and slot.value.is_input)):
+        return True
+    return slot.is_parameter_gradient or key.op.is_effect
+
+
+def _doubt(replay: Replay) -> tuple[bool, bool, float]:
+    from dumpcmp.judge.replaying import wrong
+
+    is_wrong = replay.is_known and bool(wrong(replay))
+    return is_wrong, not replay.is_known, replay.introduced if replay.introduced > 0 else 0.0
+
+
+def _records(run: RunValues, program: Program, node: Node) -> CallRecords:
+    takes = {slot: program.records[value] for slot, value in node.takes.items()}
+    gives = {slot: program.records[value] for slot, value in node.gives.items()}
+    return CallRecords(run.side.archive.path, takes, gives)

@@ -1,0 +1,463 @@
+"""The one place where verdicts are made: from typed facts about each value, in order of execution.
+
+A value is wrong where its own call is, where its run started otherwise, or where the programs part.
+What comes after such a root inherits from it. What differs although nothing before it is wrong is
+rounding that grew, or could not be shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
+
+from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, judge
+from dumpcmp.judge.checkers import ExactChecker
+from dumpcmp.judge.replaying import flipped, wrong
+from dumpcmp.judge.tolerances import GROWTH, ILL
+from dumpcmp.nouns.errors import CheckError
+from dumpcmp.nouns.record import NO_KERNEL
+from dumpcmp.nouns.replay import Origin, Replay
+from dumpcmp.nouns.row import (
+    Judgement,
+    Measured,
+    Metrics,
+    Pair,
+    Trouble,
+    Unwritten,
+    Verdict,
+    Why,
+)
+
+
+class Meaning(StrEnum):
+    """Whether a value of both sides is one quantity in float64."""
+
+    SAME = "same"
+    OTHER = "other"
+    UNKNOWN = "unknown"
+
+
+class Absence(StrEnum):
+    """Why one side alone has a value, as far as that is no difference."""
+
+    NONE = ""
+    UNASKED = "unasked"
+    LOST = "lost"
+    ZERO = "zero"
+    GENERATOR = "generator"
+    WEIGHT = "weight"
+    FUSED = "fused"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueFacts:
+    """What is known of one value of either run when it is judged."""
+
+    pair: Pair
+    measured: Measured
+    conditions: Conditions
+    meaning: Meaning = Meaning.UNKNOWN
+    check: Replay | None = None  # the target's call, run again
+    golden_check: Replay | None = None
+    is_update: bool = False  # `check` tells what an optimizer made, as golden's would
+    is_settled: bool = False  # both calls did the same to the same bytes
+    leaf: str = ""  # in what a start value differs
+    parting: str = ""  # that the programs part here, and how
+    is_shown: bool = False  # all effects that depend on it are the same in both programs
+    is_parted: bool = False  # it is known where the programs of its step part
+    is_effect: bool = False  # it is something that the run leaves behind
+    unsettled: str = ""  # of an effect: why it could not be shown
+    fresh: bool = False  # memory as it was found
+    absence: Absence = Absence.NONE
+    said: str = ""  # of what is absent, why
+    is_made: bool = True  # a call of the run computed it
+    again: Pair | None = None  # the same two values in an earlier step
+    is_passed_on: bool = False  # it is what others are, which are judged
+    main: Pair | None = None  # the pair by which its two values are judged, if it is another
+
+    @property
+    def is_equal(self) -> bool:
+        return self.measured.metrics is not None and self.measured.metrics.equal
+
+
+class Taint(IntEnum):
+    """The worst that lies before a value."""
+
+    NOTHING = 0
+    DOUBT = 1
+    FAULT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ValueState:
+    """A judgement, and what the values must know that were computed from this one."""
+
+    judgement: Judgement
+    taint: Taint = Taint.NOTHING
+    root: Pair | None = None
+    is_flipped: bool = False
+    is_near: bool = True  # as near to golden's as rounding explains
+    is_alone: bool = False  # one side alone has it, and nothing before it is wrong
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether it is known to be wrong by itself."""
+        return self.taint is Taint.FAULT and self.judgement.why in _OWN
+
+
+_SETTLED = (
+    "the sides differ, but both programs give the same in float64, and every call that it "
+    "depends on is right"
+)
+_SETTLED_BY_PROGRAMS = frozenset((Trouble.SHAPE, Trouble.UNSOLVED, Trouble.LACKING))
+_NO_DIFFERENCE = frozenset(Absence) - {Absence.NONE, Absence.FUSED}
+_OWN = frozenset((Why.INTRODUCED, Why.GOLDEN, Why.LEAF, Why.CALL, Why.WIRED))
+_TROUBLES = {
+    Trouble.UNREADABLE: Verdict.ERROR,
+    Trouble.SHAPE: Verdict.SHAPE,
+    Trouble.LOST: Verdict.INCONCLUSIVE,
+    Trouble.UNSOLVED: Verdict.INCONCLUSIVE,
+    Trouble.LACKING: Verdict.UNPAIRED,
+    Trouble.UNCHECKED: Verdict.INCONCLUSIVE,
+    Trouble.UNKEPT: Verdict.INCONCLUSIVE,
+}
+
+
+@dataclass(frozen=True)
+class Judging:
+    """Judges the values of some steps."""
+
+    checker: Checker
+    sources: Mapping[Pair, Sequence[Pair]]  # what each value was computed from
+    takers: Mapping[Pair, Sequence[Pair]]  # of what one side alone has: what was made of it
+    earlier: Mapping[Pair, ValueState]
+
+    def judged(self, facts: Iterable[ValueFacts]) -> dict[Pair, ValueState]:
+        """The state of each value; sources come before what is made of them."""
+        known = {one.pair: one for one in facts}
+        states: dict[Pair, ValueState] = {}
+        first = {pair: [one.main] for pair, one in known.items() if one.main not in (None, pair)}
+        for pair in _after_sources(known, {**self.sources, **first}):
+            before = [
+                state
+                for each in self.sources.get(pair, ())
+                if (state := states.get(each) or self.earlier.get(each)) is not None
+            ]
+            states[pair] = self._state(known[pair], before, states)
+        return _covered(known, states, self.takers)
+
+    def _state(
+        self, one: ValueFacts, before: Sequence[ValueState], states: Mapping[Pair, ValueState]
+    ) -> ValueState:
+        pair = one.pair
+        if one.main is not pair and one.main in states and known_again(one):
+            return _repeated(states[one.main])
+        known = states.get(one.again) or self.earlier.get(one.again) if one.again else None
+        if known is not None and not one.leaf:
+            return _repeated(known)
+        taint = max((each.taint for each in before), default=Taint.NOTHING)
+        roots = [each.root for each in before if each.root is not None]
+        faults = [each.root for each in before if each.taint is Taint.FAULT]
+        root = next(iter([*faults, *roots]), None)
+        is_flipped = any(each.is_flipped for each in before)
+        if one.leaf:
+            return ValueState(_failing(one.leaf, Why.LEAF), Taint.FAULT, pair, is_flipped, False)
+        if one.absence in _NO_DIFFERENCE:
+            return ValueState(_alone(one), taint, root, is_flipped, False)
+        if one.is_equal:
+            passed = self._by_numbers(one).coming(Origin.EQUAL)
+            return ValueState(passed)
+        fault = self._fault(one)
+        if fault is not None and not pair.both:
+            side = "golden" if pair.golden else "the target"
+            said = f"only {side} has it; {fault.reason}"
+            fault = replace(fault, verdict=Verdict.UNPAIRED, reason=said)
+        if fault is not None:
+            return ValueState(fault, Taint.FAULT, pair, is_flipped, False)
+        if not pair.both:
+            judgement = _alone(one)
+            is_open = not (one.is_shown or one.is_parted)
+            is_alone = judgement.verdict is Verdict.UNPAIRED and is_open
+            if is_alone and root is None:
+                root, judgement = pair, replace(judgement, why=Why.CALL)
+            is_alone = is_alone and taint is not Taint.FAULT
+            return ValueState(judgement, taint, root, is_flipped, False, is_alone)
+        if (judgement := self._flip(one)) is not None:
+            return ValueState(judgement, taint, root, True, False)
+        judgement = self._by_trouble(one) or self._by_numbers(one)
+        if one.measured.trouble in _SETTLED_BY_PROGRAMS and one.is_shown and taint is Taint.NOTHING:
+            return ValueState(Judgement(Verdict.PASS, _SETTLED, why=Why.RIGHT), is_near=False)
+        judgement = judgement.coming(_origin(one, is_flipped))
+        if not judgement.verdict.fails:
+            is_open = judgement.verdict is Verdict.INCONCLUSIVE
+            taint = max(taint, Taint.DOUBT) if is_open else taint
+            return ValueState(judgement, taint, root, is_flipped, not is_open)
+        return self._far(one, judgement, before, taint, root, is_flipped)
+
+    # what is wrong by itself
+
+    def _fault(self, one: ValueFacts) -> Judgement | None:
+        for check, why in ((one.check, Why.INTRODUCED), (one.golden_check, Why.GOLDEN)):
+            if check is not None and check.is_known and (said := wrong(check)):
+                if one.parting and why is Why.INTRODUCED:
+                    break
+                return _failing(_with_others(said, check), why)
+        return _failing(one.parting, Why.CALL) if one.parting else None
+
+    def _flip(self, one: ValueFacts) -> Judgement | None:
+        check = one.check
+        if check is None or check.choice is None or not check.choice.decides:
+            return None
+        if one.conditions.kinds & INEXACT:
+            return None
+        return Judgement(Verdict.FLIP, flipped(check.choice), origin=Origin.FLIPPED)
+
+    # by numbers
+
+    def _by_trouble(self, one: ValueFacts) -> Judgement | None:
+        if one.fresh:
+            said = "memory as it was found: nothing has been computed yet"
+            return Judgement(Verdict.SKIPPED, said)
+        if one.pair.key.slot.is_generator:
+            reason = "the generators were in different states, so that random ops draw other numbers"
+            return Judgement(Verdict.INCONCLUSIVE, f"{reason}: seed both runs alike")
+        trouble = one.measured.trouble
+        why = Why.TERMS if one.measured.terms else Why.PLAIN
+        return Judgement(_TROUBLES[trouble], one.measured.said, why=why) if trouble else None
+
+    def _by_numbers(self, one: ValueFacts) -> Judgement:
+        metrics, conditions = one.measured.metrics, one.conditions
+        assert metrics is not None, "a pair without trouble has been measured"
+        exact = not conditions.kinds & INEXACT
+        try:
+            return judge(metrics, conditions, ExactChecker() if exact else self.checker)
+        except CheckError as error:
+            return Judgement(Verdict.INCONCLUSIVE, error.message)
+
+    # what differs by more than rounding explains at once
+
+    def _far(
+        self,
+        one: ValueFacts,
+        judgement: Judgement,
+        before: Sequence[ValueState],
+        taint: Taint,
+        root: Pair | None,
+        is_flipped: bool,
+    ) -> ValueState:
+        if judgement.verdict is Verdict.ERROR:
+            return ValueState(judgement, max(taint, Taint.DOUBT), root, is_flipped, False)
+        if taint is Taint.FAULT:
+            return ValueState(judgement, taint, root, is_flipped, False)
+        is_right = _is_shown(one)
+        if one.meaning is Meaning.OTHER and (one.is_shown or one.is_parted):
+            where = "they part elsewhere" if one.is_parted else "no effect depends on that"
+            said = f"{judgement.reason}; the programs compute something else here, and {where}"
+            other = replace(judgement, verdict=Verdict.COVERED, reason=said)
+            return ValueState(other, taint, root, is_flipped, False)
+        if is_right and (one.is_update or one.meaning is Meaning.SAME):
+            return self._grown(one, judgement, taint, is_flipped)
+        lone = [each for each in before if each.is_alone]
+        if all(each.is_near or each.is_alone for each in before) and not is_flipped:
+            if lone:
+                return ValueState(judgement, Taint.FAULT, lone[0].root, is_flipped, False)
+            supposed = replace(judgement, why=Why.INTRODUCED, origin=Origin.INTRODUCED)
+            return ValueState(supposed, Taint.FAULT, one.pair, is_flipped, False)
+        said = f"{judgement.reason}; {_why_open(one)}"
+        doubt = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
+        return ValueState(doubt, Taint.DOUBT, root, is_flipped, False)
+
+    def _grown(
+        self, one: ValueFacts, judgement: Judgement, taint: Taint, is_flipped: bool
+    ) -> ValueState:
+        if taint is Taint.DOUBT:
+            said = f"{judgement.reason}; the op is right, but one before it could not be judged"
+            doubt = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
+            return ValueState(doubt, taint, None, is_flipped, False)
+        condition = one.check.condition if one.check else 1.0
+        how, why = "another choice was made" if is_flipped else "rounding grew", Why.RIGHT
+        if not is_flipped and condition * one.conditions.eps > ILL:
+            left = f"this is what is left after cancellation (condition {condition:.1g})"
+            how, why = f"{left}, and agrees with nothing", Why.ILL
+        said = f"{judgement.reason}; every op on the way is right: {how}"
+        absolved = replace(judgement, verdict=Verdict.PASS, reason=said, why=why)
+        return ValueState(absolved, taint, None, is_flipped, False)
+
+
+def known_again(one: ValueFacts) -> bool:
+    """Whether a value is judged where it first appeared."""
+    return not one.parting and not one.leaf
+
+
+def _repeated(first: ValueState) -> ValueState:
+    judgement = first.judgement
+    if judgement.verdict is Verdict.FLIP:
+        judgement = replace(judgement, verdict=Verdict.PASS, why=Why.RIGHT)
+    elif judgement.why in _OWN:
+        judgement = replace(judgement, why=Why.PLAIN, origin=Origin.INHERITED)
+    return replace(first, judgement=judgement)
+
+
+def _failing(said: str, why: Why) -> Judgement:
+    return Judgement(Verdict.FAIL, said, why=why, origin=Origin.INTRODUCED)
+
+
+def _with_others(said: str, replay: Replay) -> str:
+    if len(replay.blamed) < 2:
+        return said
+    return f"{said}; what {', '.join(replay.blamed)} gave is added up in it: any may be meant"
+
+
+def _is_shown(one: ValueFacts) -> bool:
+    """Whether the calls that made a value are right on both sides."""
+    if one.is_settled:
+        return True
+    if one.is_update:
+        return one.check is not None and one.check.is_known
+    checks = (one.check, one.golden_check)
+    return one.is_passed_on or all(check is not None and check.is_known for check in checks)
+
+
+def _why_open(one: ValueFacts) -> str:
+    for check, who in ((one.check, "the op"), (one.golden_check, "golden's op")):
+        if check is not None and not check.is_known:
+            return f"{who} could not be run again: {check.unknown}"
+    return "what computed it could not be run again"
+
+
+def _origin(one: ValueFacts, is_flipped: bool) -> Origin:
+    if one.check is None or not one.check.is_known:
+        return Origin.UNKNOWN
+    if is_flipped:
+        return Origin.FLIPPED
+    return Origin.AMPLIFIED if one.check.amplification > GROWTH else Origin.INHERITED
+
+
+def _alone(one: ValueFacts) -> Judgement:
+    side = "golden" if one.pair.golden else "the target"
+    match one.absence:
+        case Absence.UNASKED:
+            return Judgement(Verdict.SKIPPED, one.said, why=Why.UNASKED)
+        case Absence.GENERATOR:
+            return Judgement(Verdict.SKIPPED, f"only {side} tells of its generator here")
+        case Absence.WEIGHT:
+            return Judgement(Verdict.SKIPPED, f"only {side} has such a weight, or tells of it")
+        case Absence.LOST:
+            return Judgement(Verdict.INCONCLUSIVE, f"only {side} has it; {one.said}")
+        case Absence.ZERO:
+            other = "the target" if one.pair.golden else "golden"
+            said = f"only {side} has it; it is zero everywhere, and {other} has no gradient there"
+            return Judgement(Verdict.COVERED, said)
+        case Absence.FUSED if one.pair.golden is None:
+            said = f"a step inside the op, in {one.pair.inside}: golden has no such value"
+            return Judgement(Verdict.INCONCLUSIVE, said)
+        case Absence.FUSED if one.pair.inside == NO_KERNEL:
+            said = "no kernel computes it: the compiler folded it into others or removed it"
+            return Judgement(Verdict.FUSED, said, why=Why.REMOVED)
+        case Absence.FUSED:
+            return Judgement(Verdict.FUSED, f"inside {one.pair.inside}, which does not store it")
+    if one.fresh:
+        return Judgement(Verdict.SKIPPED, "memory as it was found: nothing has been computed yet")
+    return Judgement(Verdict.UNPAIRED, f"only {side} has it")
+
+
+# what one side alone has
+
+
+class _LeadsTo(IntEnum):
+    NOWHERE = 0
+    AGREEING = 1
+    OPEN = 2
+    FAILING = 3
+    END = 4
+
+
+_AGREES = frozenset(map(Verdict, ("PASS", "DTYPE", "EMPTY", "FLIP", "COVERED", "DEAD", "SKIPPED")))
+
+
+def _covered(
+    known: Mapping[Pair, ValueFacts],
+    states: dict[Pair, ValueState],
+    takers: Mapping[Pair, Sequence[Pair]],
+) -> dict[Pair, ValueState]:
+    """The states, in which what one side alone has is judged by what was made of it."""
+    ways: dict[Pair, _LeadsTo] = {}
+    alone = [
+        pair
+        for pair, state in states.items()
+        if state.judgement.verdict is Verdict.UNPAIRED and not pair.both and not state.is_fault
+    ]
+    for pair in _after_sources(dict.fromkeys(alone), takers):
+        ways[pair] = _way(pair, known, states, takers, ways)
+    for pair, way in ways.items():
+        states[pair] = _by_way(states[pair], way)
+    return states
+
+
+def _way(
+    pair: Pair,
+    known: Mapping[Pair, ValueFacts],
+    states: Mapping[Pair, ValueState],
+    takers: Mapping[Pair, Sequence[Pair]],
+    ways: Mapping[Pair, _LeadsTo],
+) -> _LeadsTo:
+    if known[pair].is_shown:
+        return _LeadsTo.AGREEING
+    if known[pair].is_effect:
+        return _LeadsTo.END
+    if known[pair].is_parted:
+        return _LeadsTo.AGREEING
+    found = [_end(other, states, ways) for other in takers.get(pair, ())]
+    return max(found, default=_LeadsTo.NOWHERE)
+
+
+def _end(
+    other: Pair, states: Mapping[Pair, ValueState], ways: Mapping[Pair, _LeadsTo]
+) -> _LeadsTo:
+    if other in ways:
+        return ways[other]
+    state = states.get(other)
+    if state is None or state.judgement.verdict in _AGREES:
+        return _LeadsTo.AGREEING
+    if state.judgement.verdict in (Verdict.FUSED,):
+        return _LeadsTo.AGREEING
+    return _LeadsTo.FAILING if state.judgement.verdict.fails else _LeadsTo.OPEN
+
+
+_BY_WAY = {
+    _LeadsTo.NOWHERE: (Verdict.DEAD, "nothing that is recorded was computed from it"),
+    _LeadsTo.AGREEING: (Verdict.COVERED, "all that was computed from it agrees"),
+    _LeadsTo.OPEN: (Verdict.INCONCLUSIVE, "nothing after it shows whether it is right"),
+    _LeadsTo.FAILING: (Verdict.UNPAIRED, "what was computed from it differs"),
+}
+
+
+def _by_way(state: ValueState, way: _LeadsTo) -> ValueState:
+    if way not in _BY_WAY:
+        return state
+    verdict, said = _BY_WAY[way]
+    reason = f"{state.judgement.reason}; {said}"
+    why = state.judgement.why if verdict is Verdict.UNPAIRED else Why.PLAIN
+    judgement = replace(state.judgement, verdict=verdict, reason=reason, why=why)
+    return replace(state, judgement=judgement)
+
+
+def _after_sources(
+    some: Mapping[Pair, object], sources: Mapping[Pair, Sequence[Pair]]
+) -> list[Pair]:
+    """Those of `some`, each after its sources; what runs in circles as it comes."""
+    found: list[Pair] = []
+    done: set[Pair] = set()
+    for first in some:
+        waiting = [(first, False)]
+        while waiting:
+            pair, is_ready = waiting.pop()
+            if is_ready:
+                found.append(pair)
+            elif pair not in done:
+                done.add(pair)
+                waiting.append((pair, True))
+                before = sources.get(pair, ())
+                waiting += [(each, False) for each in before if each in some and each not in done]
+    return found
