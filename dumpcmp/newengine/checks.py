@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.side import archive_at
-from dumpcmp.judge.replaying import wrong
 from dumpcmp.judge.tolerances import (
     ACTIVATED,
     FAST_SUMS,
@@ -116,9 +114,7 @@ def _held(waiting: Sequence[_Begun]) -> list[dict[str, Replay]]:
         ReplayedValue(one.again, slot, got) for one in waiting for slot, got in one.got.items()
     ]
     held = iter(hold_all(asked))
-    return [
-        {slot: _in_its_light(one, slot, next(held)) for slot in one.got} for one in waiting
-    ]
+    return [{slot: _in_its_light(one, slot, next(held)) for slot in one.got} for one in waiting]
 
 
 def _in_its_light(one: _Begun, slot: str, replay: Replay) -> Replay:
@@ -184,7 +180,8 @@ def _chosen(task: CallCheck) -> dict[str, Replay] | None:
     if task.other is not None:
         try:
             others = [
-                _tensors(task.other, task.other.takes), _tensors(task.other, task.other.gives)
+                _tensors(task.other, task.other.takes),
+                _tensors(task.other, task.other.gives),
             ]
         except DumpcmpError:
             others = [{}, {}]

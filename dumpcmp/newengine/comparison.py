@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from dumpcmp.align.mesh.deliveries import without_collectives
@@ -13,15 +12,15 @@ from dumpcmp.align.passes import with_collectives
 from dumpcmp.align.unwritten import unwritten
 from dumpcmp.comparing.blame import in_order
 from dumpcmp.comparing.both_sides import let_go
-from dumpcmp.comparing.comparison import _Comparing, _devices
 from dumpcmp.comparing.clipping import clipped_by
 from dumpcmp.comparing.clues import _found
+from dumpcmp.comparing.comparison import _Comparing, _devices
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.digests import check_all, check_ends
 from dumpcmp.comparing.effect_pairs import with_effect_values
 from dumpcmp.comparing.effects_seen import Looked
 from dumpcmp.comparing.kept_states import kept_states, replay_states
-from dumpcmp.comparing.laying import Job, lay_out
+from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.leaves import differ_anywhere, leaf_findings
 from dumpcmp.comparing.measuring import Tell, measure_all
 from dumpcmp.comparing.own_metrics import asking
@@ -40,8 +39,7 @@ from dumpcmp.newengine.matching import MatchedRun, match_values
 from dumpcmp.newengine.programs import Programs
 from dumpcmp.newengine.verdicts import Judging, ValueFacts, ValueState
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.row import Measured, Pair, Row, Unwritten
-from dataclasses import replace
+from dumpcmp.nouns.row import Pair, Row
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +53,9 @@ class Comparing(_Comparing):
         if self.verify_digests:
             check_all((ours, theirs), workers)
         shortcuts = allowed(self.allow, theirs.archive, _devices(theirs))
-        self.programs = self.programs or Programs(self.counting)
+        is_usual = isinstance(rule, ReferenceChecker | RoundingChecker)
+        is_asked = is_usual and self.replaying is not Replaying.OFF
+        self.programs = self.programs or Programs(self.counting, is_asked)
         steps, golden, target = self.programs.of_span(ours, theirs)
         pairs = self._matched(ours, theirs, golden, target)
         pairs, ours, theirs = with_effect_values(pairs, ours, theirs, self.counting)
@@ -69,7 +69,6 @@ class Comparing(_Comparing):
         work, measured = measure_all(work, workers, tell)
         nbytes = sum(job.nbytes for job in work.values())
         leaves = {}
-        is_usual = isinstance(rule, ReferenceChecker | RoundingChecker)
         if is_usual:
             leaves = leaf_findings(pairs, measured, ours, theirs, self.is_apart)
         updates: dict[Pair, Replay] = {}
@@ -119,7 +118,9 @@ class Comparing(_Comparing):
         golden, target = ours.listing, theirs.listing
         ranked = max(golden.num_ranks, target.num_ranks) > 1
         mine, its = (
-            (without_collectives(golden), without_collectives(target)) if ranked else (golden, target)
+            (without_collectives(golden), without_collectives(target))
+            if ranked
+            else (golden, target)
         )
         terms = in_golden_terms(mine, its, self.counting)
         pairs = match_values(

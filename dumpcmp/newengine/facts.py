@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from dumpcmp.align.counting import Counting
@@ -12,22 +12,18 @@ from dumpcmp.comparing.batches import run_batched
 from dumpcmp.comparing.measuring import Tell
 from dumpcmp.comparing.no_gradient import _is_zero
 from dumpcmp.comparing.requests import Asking, _unasked
-from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.stopped import said_of_ranks
 from dumpcmp.comparing.ways import Ways
+from dumpcmp.judge.tolerances import APART
 from dumpcmp.newengine.between_steps import BetweenSteps
 from dumpcmp.newengine.checks import CallCheck, CallRecords, check_calls
 from dumpcmp.newengine.programs import RunValues, StepPrograms
 from dumpcmp.newengine.verdicts import Absence, Meaning, ValueFacts
-from dumpcmp.judge.tolerances import APART
 from dumpcmp.nouns.arithmetic import gives_memory
-from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.leaf import LeafFinding
-from dumpcmp.nouns.record import UNWRITTEN
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Unwritten
-from dumpcmp.shadows.graph_links import INSIDE
 from dumpcmp.shadows.kernel_checks import load_value
 from dumpcmp.shadows.kernel_regions import check_regions, is_compiled
 from dumpcmp.shadows.program import Node, Program, ValueId
@@ -169,16 +165,16 @@ class Facts:
         names: list[tuple[str, Node]] = []
         for side, run in (("golden", self.golden), ("target", self.target)):
             others = self.settling("target" if side == "golden" else "golden")
-            for shadow in run.shadows:
-                self._check_regions(side, run, shadow.program, others)
-                for node in shadow.program.nodes:
+            for program in run.programs:
+                self._check_regions(side, run, program, others)
+                for node in program.nodes:
                     if not node.gives or is_compiled(node):
                         continue
-                    sign = _signature(shadow.program, node)
+                    sign = _signature(program, node)
                     if sign is not None and sign in others:
                         self.settled |= {(side, value) for value in node.gives.values()}
                         continue
-                    tasks.append(self._task(side, run, shadow.program, node, allow))
+                    tasks.append(self._task(side, run, program, node, allow))
                     names.append((side, node))
         sizes = [task.nbytes for task in tasks]
         total, done = sum(sizes), 0
@@ -189,7 +185,12 @@ class Facts:
             done += nbytes
             if tell and nbytes:
                 tell(done, total)
-        for name in ("of_golden", "of_target", "mains", "_groups"):  # what is wrong may be told elsewhere
+        for name in (
+            "of_golden",
+            "of_target",
+            "mains",
+            "_groups",
+        ):  # what is wrong may be told elsewhere
             self.__dict__.pop(name, None)
 
     def settling(self, side: str) -> set[tuple[object, ...]]:
@@ -198,9 +199,9 @@ class Facts:
             run = self.golden if side == "golden" else self.target
             found = self._signs[side] = {
                 sign
-                for shadow in run.shadows
-                for node in shadow.program.nodes
-                if (sign := _signature(shadow.program, node)) is not None
+                for program in run.programs
+                for node in program.nodes
+                if (sign := _signature(program, node)) is not None
             }
         return found
 
@@ -248,10 +249,10 @@ class Facts:
             if pair is None or pair.golden is None:
                 continue
             for place in self.golden.places(pair.golden):
-                for shadow in self.golden.shadows:
-                    other = shadow.program.producers.get(place)
+                for program in self.golden.programs:
+                    other = program.producers.get(place)
                     if other is not None and other.own is None:
-                        return _records(self.golden, shadow.program, other)
+                        return _records(self.golden, program, other)
         return None
 
     def _check_of(self, side: str, run: RunValues, key: Key | None) -> Replay | None:
@@ -272,8 +273,9 @@ class Facts:
     def all(self, is_usual: bool) -> list[ValueFacts]:
         partings = self.findings(ProofAnswer.DIFFERENT_PROGRAM) if is_usual else {}
         self.starts = self.findings(ProofAnswer.DIFFERENT_START) if is_usual else {}
-        asked = Asking.of(self.golden.side.archive), Asking.of(
-            self.target.side.archive, self.counting
+        asked = (
+            Asking.of(self.golden.side.archive),
+            Asking.of(self.target.side.archive, self.counting),
         )
         stopped = [side.facts.stopped for side in (self.golden.side, self.target.side)]
         lost = "; ".join(said for one in stopped for said in said_of_ranks(one))
@@ -307,9 +309,7 @@ class Facts:
     ) -> ValueFacts:
         measured = self.measured_of(pair)
         absence, said = self._absence(pair, asked, lost) if not pair.both else (Absence.NONE, "")
-        conditions = self.ways.conditions(
-            pair, inputs_equal=is_clean, reference=measured.reference
-        )
+        conditions = self.ways.conditions(pair, inputs_equal=is_clean, reference=measured.reference)
         is_main, is_made = self.mains[pair] is pair, self._is_made(pair)
         check = self._check_of("target", self.target, pair.target) if is_main else None
         update = self.updates.get(pair)
@@ -386,8 +386,8 @@ class Facts:
         for step in self.steps:
             answers = {finding.answer for finding in step.proof.findings}
             if ProofAnswer.DIFFERENT_PROGRAM in answers:
-                for is_golden, shadow in ((True, step.golden), (False, step.target)):
-                    found.add((is_golden, shadow.program.model, shadow.program.step))
+                for is_golden, program in ((True, step.golden), (False, step.target)):
+                    found.add((is_golden, program.model, program.step))
         return found
 
     @cached_property
@@ -406,7 +406,7 @@ class Facts:
         """What either run is known to leave behind."""
         return {
             run is self.golden: {
-                effect.value for shadow in run.shadows for effect in shadow.program.effects
+                effect.value for program in run.programs for effect in program.effects
             }
             for run in (self.golden, self.target)
         }
@@ -440,9 +440,7 @@ class Facts:
         made = pair.key.slot.is_output and gives_memory(pair.key.op)
         return made or pair.unwritten is Unwritten.WHOLLY
 
-    def _absence(
-        self, pair: Pair, asked: tuple[Asking, Asking], lost: str
-    ) -> tuple[Absence, str]:
+    def _absence(self, pair: Pair, asked: tuple[Asking, Asking], lost: str) -> tuple[Absence, str]:
         said = _unasked(pair, *asked, self.counting.names)
         if said:
             return Absence.UNASKED, said
@@ -474,17 +472,15 @@ class Facts:
         return found
 
     def _place_of(self, finding: ProofFinding, step: StepPrograms) -> Pair | None:
-        run = self.golden if finding.side == "golden" else self.target
-        shadow = step.golden if finding.side == "golden" else step.target
+        program = step.golden if finding.side == "golden" else step.target
         here = [
             pair
             for pair in self.pairs
             for _, key in self._sides(pair)
             if (key is (pair.golden if finding.side == "golden" else pair.target))
-            and (key.model, key.op, key.call) == (shadow.program.model, finding.op, finding.call)
-            and key.step == shadow.program.step
+            and (key.model, key.op, key.call) == (program.model, finding.op, finding.call)
+            and key.step == program.step
         ]
-        del run
         exact = [pair for pair in here if _slot(pair, finding) == finding.slot]
         given = [pair for pair in here if _is_given_out(pair, finding)]
         return next(iter([*exact, *given, *here]), None)

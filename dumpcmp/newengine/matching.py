@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.order import aligned
 from dumpcmp.align.renaming import Renaming, unwrapped
+from dumpcmp.newengine.parts import PartMatching
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.op_names import canonical
-from dumpcmp.newengine.parts import PartMatching
 from dumpcmp.nouns.row import Pair, PairedBy
 from dumpcmp.shadows.quantities import Quantity
 
@@ -102,7 +102,9 @@ class _Matching:
             others = theirs.get((given), [])
             for is_alike in (self._have_one_place, self._have_one_function):
                 for here in [call for call in calls if call not in self.matched]:
-                    found = next((o for o in others if o not in self.taken and is_alike(here, o)), None)
+                    found = next(
+                        (o for o in others if o not in self.taken and is_alike(here, o)), None
+                    )
                     if found is not None:
                         by = PairedBy.ORDER if is_alike == self._have_one_place else PairedBy.VALUE
                         self._match(here, found, by)
@@ -137,7 +139,11 @@ class _Matching:
         if any(listing.num_ranks > 1 for listing, _ in sides):
             return True
         ours, theirs = (
-            {key.slot: listing.record(key).shape for key in listing.sites.get(site, ()) if key.slot.is_output}
+            {
+                key.slot: listing.record(key).shape
+                for key in listing.sites.get(site, ())
+                if key.slot.is_output
+            }
             for listing, site in sides
         )
         return all(ours[slot] == theirs[slot] for slot in ours.keys() & theirs.keys())
@@ -147,7 +153,9 @@ class _Matching:
         ours, theirs = _families(self.golden, self._golden_name), _families(self.target, unwrapped)
         for family, calls in ours.items():
             others = theirs.get(family, [])
-            if all(site in self.matched for site, _ in calls) or all(s in self.taken for s, _ in others):
+            if all(site in self.matched for site, _ in calls) or all(
+                s in self.taken for s, _ in others
+            ):
                 continue
             place = {site: at for at, (site, _) in enumerate(others)}
             known = ((at, self.matched.get(site)) for at, (site, _) in enumerate(calls))

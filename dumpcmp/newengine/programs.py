@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dumpcmp.align.counting import Counting
+from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.side import Side, StepName
 from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
+from dumpcmp.nouns.selection import Io, Level
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.proving import Proof, StepProof
 from dumpcmp.shadows.quantities import Quantity
-from dumpcmp.shadows.shadow import Shadow
 from dumpcmp.shadows.starting import Before
+from dumpcmp.shadows.together import read_program
+
+_MOST_BYTES = 1 << 31  # of a step in float64, on both sides
+_PLAIN = frozenset(("eager", "fx", "aten", "compiled"))
 
 
 @dataclass(eq=False)
 class StepPrograms:
-    """One step of both runs."""
+    """What was asked of one step of both runs."""
 
-    golden: Shadow
-    target: Shadow
-    asked: StepProof
+    golden: Program
+    target: Program
     proof: Proof
 
 
@@ -30,15 +36,16 @@ class RunValues:
     """What the values of one run are in float64, and which call made each."""
 
     side: Side
-    shadows: list[Shadow] = field(default_factory=list)
+    programs: list[Program] = field(default_factory=list)
     quantities: dict[ValueId, Quantity] = field(default_factory=dict)
     firsts: dict[ValueId, ValueId] = field(default_factory=dict)
     names: Mapping[Key, Key] = field(default_factory=dict)  # of weights at the end: the effect
 
-    def add(self, shadow: Shadow) -> None:
-        self.shadows.append(shadow)
-        self.firsts |= shadow.program.places
-        self.quantities |= shadow.quantities
+    def add(self, program: Program, quantities: Mapping[ValueId, Quantity]) -> None:
+        """Take a step, of which some values are known in float64."""
+        self.programs.append(program)
+        self.firsts |= program.places
+        self.quantities |= quantities
 
     def places(self, key: Key) -> Iterator[ValueId]:
         """The values that ranks have under a name."""
@@ -47,10 +54,12 @@ class RunValues:
             yield self.firsts.get(place, place)
 
     def quantity(self, key: Key) -> Hashable | None:
-        held = [self.quantities.get(place) for place in self.places(key)]
-        if not held or None in held:
+        """What a value is, on all ranks that have it; None where that is not known."""
+        found = tuple(
+            id(each) if each else None for each in map(self.quantities.get, self.places(key))
+        )
+        if not found or None in found:
             return None
-        found = tuple(id(quantity) for quantity in held)
         return found[0] if len(set(found)) == 1 else found
 
     def sole(self, key: Key) -> Quantity | None:
@@ -59,14 +68,14 @@ class RunValues:
         return held[0] if len(held) == 1 else None
 
     def producer(self, place: ValueId) -> Node | None:
-        return next(
-            (node for shadow in self.shadows if (node := shadow.program.producers.get(place))),
-            None,
-        )
+        """The call that made a value."""
+        found = (program.producers.get(place) for program in self.programs)
+        return next(filter(None, found), None)
 
     def consumers(self, place: ValueId) -> Iterator[Node]:
-        for shadow in self.shadows:
-            yield from shadow.program.consumers.get(place, ())
+        """The calls that took a value."""
+        for program in self.programs:
+            yield from program.consumers.get(place, ())
 
 
 @dataclass(eq=False)
@@ -74,41 +83,93 @@ class Programs:
     """The programs of all steps so far."""
 
     counting: Counting
+    is_asked: bool  # whether both programs are to be run in float64
     remarks: dict[str, None] = field(default_factory=dict)
     _before: dict[str, tuple[int, Before | None]] = field(default_factory=dict)
 
-    def of_span(self, golden: Side, target: Side) -> tuple[list[StepPrograms], RunValues, RunValues]:
+    def of_span(
+        self, golden: Side, target: Side
+    ) -> tuple[list[StepPrograms], RunValues, RunValues]:
+        """The programs of some steps, and what is known of the values of either side."""
         found: list[StepPrograms] = []
         ours, theirs = RunValues(golden), RunValues(target)
+        is_asked = self.is_asked and _is_plain(golden) and _is_plain(target)
         for one, other in _steps(golden, target, self.counting):
-            step = self._of_step(golden, target, one, other)
-            if step is not None:
+            if one is None or other is None:
+                self._read_alone(ours if one else theirs, one or other)
+                continue
+            is_closed = is_asked and _is_closed(golden, one) and _is_closed(target, other)
+            step = self._asked(ours, theirs, one, other) if is_closed else None
+            if step is None:
+                self._read_alone(ours, one)
+                self._read_alone(theirs, other)
+            else:
                 found.append(step)
-                ours.add(step.golden)
-                theirs.add(step.target)
         return found, ours, theirs
 
-    def _of_step(
-        self, golden: Side, target: Side, one: StepName, other: StepName
+    def _read_alone(self, run: RunValues, step: StepName | None) -> None:
+        """Read a step of which nobody asks what it computes."""
+        assert step is not None
+        run.add(read_program(run.side.archive, *step), {})
+
+    def _asked(
+        self, golden: RunValues, target: RunValues, one: StepName, other: StepName
     ) -> StepPrograms | None:
         proof = Proof()
         number, before = self._before.get(one[0], (-1, None))
-        asked = StepProof(
-            golden.archive, target.archive, proof, before if number == one[1] - 1 else None
-        )
-        self._before[one[0]] = one[1], asked.ask(one, other)
-        if not asked._shadows:
+        archives = golden.side.archive, target.side.archive
+        asked = StepProof(*archives, proof, before if number == one[1] - 1 else None)
+        try:
+            self._before[one[0]] = one[1], asked.ask(one, other)
+        except Exception as error:  # whatever it is: what is compared by rows is judged by rows
+            self.remarks[f"the programs could not be run in float64: {error!r}"] = None
             return None
         self.remarks |= dict.fromkeys(proof.remarks)
-        return StepPrograms(*asked._shadows, asked, proof)
+        if not asked.shadows:
+            return None
+        ours, theirs = asked.shadows
+        golden.add(ours.program, ours.quantities)
+        target.add(theirs.program, theirs.quantities)
+        return StepPrograms(ours.program, theirs.program, proof)
 
 
-def _steps(golden: Side, target: Side, counting: Counting) -> Iterator[tuple[StepName, StepName]]:
-    """The steps that both sides have, each under its own name."""
+def _steps(
+    golden: Side, target: Side, counting: Counting
+) -> Iterator[tuple[StepName | None, StepName | None]]:
+    """The steps of both sides, each under its own name; None where one lacks it."""
     mine: dict[StepName, StepName] = {}
     for site in target.listing.sites:
         name = counting.names.get(site.model, site.model)
         mine.setdefault((name, counting.in_golden_terms(site.model, site.step)), site[:2])
     for place in dict.fromkeys(site[:2] for site in golden.listing.sites):
-        if place in mine:
-            yield place, mine[place]
+        yield place, mine.pop(place, None)
+    yield from ((None, place) for place in mine.values())
+
+
+def _is_plain(side: Side) -> bool:
+    """Whether every op that a side ran was to be recorded."""
+    runs = [facts.get("run", {}) for facts in side.archive.run.values()]
+    tap = Asking.of(side.archive).tap
+    return (
+        side.is_whole
+        and not side.facts.stopped
+        and all(run.get("mode") in _PLAIN for run in runs)
+        and not tap.layers
+        and tap.io is Io.ALL
+        and tap.level is Level.FUNCTIONS
+    )
+
+
+def _is_closed(side: Side, place: StepName) -> bool:
+    """Whether all values of a step are kept, and it is not too large to be run in float64."""
+    nbytes = 0
+    for key, records in side.listing.values.items():
+        if (key.model, key.step) == place:
+            if not all(map(_is_kept, records)):
+                return False
+            nbytes += sum(8 * math.prod(r.shape) * (r.same_as is None) for r in records)
+    return 2 * nbytes <= _MOST_BYTES
+
+
+def _is_kept(record: Record) -> bool:
+    return record.kept is Kept.FULL or record.problem == UNWRITTEN or record.same_as is not None

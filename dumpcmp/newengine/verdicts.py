@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 
-from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, judge
 from dumpcmp.judge.checkers import ExactChecker
+from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, judge
 from dumpcmp.judge.replaying import flipped, wrong
 from dumpcmp.judge.tolerances import GROWTH, ILL
 from dumpcmp.nouns.errors import CheckError
@@ -21,10 +21,8 @@ from dumpcmp.nouns.replay import Origin, Replay
 from dumpcmp.nouns.row import (
     Judgement,
     Measured,
-    Metrics,
     Pair,
     Trouble,
-    Unwritten,
     Verdict,
     Why,
 )
@@ -220,7 +218,9 @@ class Judging:
             said = "memory as it was found: nothing has been computed yet"
             return Judgement(Verdict.SKIPPED, said)
         if one.pair.key.slot.is_generator:
-            reason = "the generators were in different states, so that random ops draw other numbers"
+            reason = (
+                "the generators were in different states, so that random ops draw other numbers"
+            )
             return Judgement(Verdict.INCONCLUSIVE, f"{reason}: seed both runs alike")
         trouble = one.measured.trouble
         why = Why.TERMS if one.measured.terms else Why.PLAIN
@@ -412,9 +412,7 @@ def _way(
     return max(found, default=_LeadsTo.NOWHERE)
 
 
-def _end(
-    other: Pair, states: Mapping[Pair, ValueState], ways: Mapping[Pair, _LeadsTo]
-) -> _LeadsTo:
+def _end(other: Pair, states: Mapping[Pair, ValueState], ways: Mapping[Pair, _LeadsTo]) -> _LeadsTo:
     if other in ways:
         return ways[other]
     state = states.get(other)

@@ -150,7 +150,7 @@ class StepProof:
     proof: Proof
     before: Before | None
     _programs_asked: tuple[Program, Program] | None = None
-    _shadows: Sequence[Shadow] = ()
+    shadows: Sequence[Shadow] = ()  # golden's and the target's, once they are asked
     _same: list[EffectPair] = field(default_factory=list)  # effects that are shown to be
     _wrong: dict[str, set[Node]] = field(default_factory=dict)  # calls not shown to be right
 
@@ -196,7 +196,7 @@ class StepProof:
         ]
         self._starts(start, its, mine, noise_of(returned, its, mine))
         self._programs(its, mine, effects)
-        self._programs_asked, self._shadows = (its.program, mine.program), (its, mine)
+        self._programs_asked, self.shadows = (its.program, mine.program), (its, mine)
         self._show()
         self.proof.idle = {"golden": _idle(its), "target": _idle(mine)}
         return Before(its, mine, self.before)
@@ -229,7 +229,7 @@ class StepProof:
             self.proof.buffers = {its.effect.name for its, _ in right if its.effect.is_state}
         self.proof.shown = {
             side: _used(program, values) | _memories_like(shadow, values)
-            for (side, program), values, shadow in zip(sides, shown, self._shadows, strict=True)
+            for (side, program), values, shadow in zip(sides, shown, self.shadows, strict=True)
         }
 
     def _right(self) -> Sequence[EffectPair]:
