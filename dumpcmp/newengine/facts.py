@@ -333,6 +333,7 @@ class Facts:
             leaf=self._leaf(pair) if not is_made else "",
             levels=self._levels(pair),
             is_code=pair in self.codes,
+            unsettled=self._unsettled(pair),
             parting=partings.get(pair, ""),
             is_shown=self._is_shown(pair),
             is_parted=self._is_parted(pair),
@@ -366,6 +367,14 @@ class Facts:
         places = zip(self.golden.places(pair.golden), self.target.places(pair.target), strict=False)
         found = {self._anchors.get(each, "") for each in places}
         return found.pop() if len(found) == 1 else ""
+
+    def _unsettled(self, pair: Pair) -> str:
+        """Why nobody knows if declared levels explain what an effect differs in."""
+        places = self.target.places(pair.target) if pair.both and pair.target else ()
+        found = (
+            step.proof.unexplained.get(place, "") for place in places for step in self.steps
+        )
+        return next(filter(None, found), "")
 
     @cached_property
     def _anchors(self) -> dict[tuple[ValueId, ValueId], str]:

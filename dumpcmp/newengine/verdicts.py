@@ -195,6 +195,9 @@ class Judging:
         if judgement.verdict.fails and one.levels and taint is not Taint.FAULT:
             stands = replace(judgement, verdict=Verdict.DTYPE, reason=one.levels, why=Why.LEVELS)
             return ValueState(stands, is_near=False)
+        if one.unsettled and taint is not Taint.FAULT:
+            doubt = Judgement(Verdict.INCONCLUSIVE, one.unsettled)
+            return ValueState(doubt, Taint.DOUBT, root, is_flipped, False)
         if not judgement.verdict.fails:
             is_open = judgement.verdict is Verdict.INCONCLUSIVE
             taint = max(taint, Taint.DOUBT) if is_open else taint

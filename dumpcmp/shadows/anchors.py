@@ -19,10 +19,10 @@ from dumpcmp.align.synonyms import keeps_elements
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key, Op, Slot
-from dumpcmp.nouns.value import DTYPES, Kind, value_of
+from dumpcmp.nouns.value import Kind, dtype_named, value_of
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.rating import Rerun
-from dumpcmp.shadows.declared_levels import quantised
+from dumpcmp.shadows.declared_levels import are_codes, quantised
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.quantities import Quantity
 from dumpcmp.shadows.rounded_products import Factor, Product
@@ -73,23 +73,28 @@ class Anchors:
         found = dict(inputs)
         for slot, value in node.takes.items():
             theirs = other.takes.get(slot)
-            if theirs is not None and self._may_be_rounded(shadow, value, theirs, inputs[slot]):
+            if theirs is None or not self._is_known(value, inputs[slot]):
+                continue
+            if self._may_be_rounded(shadow, value, theirs, inputs[slot]):
                 anchored = self._rounded(shadow, value, theirs, inputs[slot])
                 found[slot] = anchored or inputs[slot]
-                if anchored is None and self._is_known(inputs[slot]):
-                    place = other.call.site.key(slot)
-                    self._refuse(value, theirs, place, inputs[slot])
+                if anchored is None:
+                    self._refuse(value, theirs, other.call.site.key(slot), inputs[slot])
         return found
 
     def _may_be_rounded(
         self, shadow: Shadow, ours: ValueId, theirs: ValueId, quantity: Quantity
     ) -> bool:
-        other = self.target.quantity(theirs)
+        is_other = quantity is not self.target.quantity(theirs)
+        return is_other and self._are_alike(shadow, ours, theirs)
+
+    def _are_alike(self, shadow: Shadow, ours: ValueId, theirs: ValueId) -> bool:
+        """Whether both are floats of one shape, and neither stands for the other as a code."""
         records = shadow.record(ours), self.target.record(theirs)
         return (
-            quantity is not other
-            and all(DTYPES[record.dtype].kind is Kind.FLOAT for record in records)
+            all(dtype_named(record.dtype).kind is Kind.FLOAT for record in records)
             and records[0].shape == records[1].shape
+            and not are_codes(records[0].dtype, records[1].dtype)
         )
 
     def _rounded(
@@ -115,9 +120,9 @@ class Anchors:
         found = quantised(value_of(golden), value_of(target), self.words)
         return found.said if found else ""
 
-    def _is_known(self, quantity: Quantity) -> bool:
-        """Whether the target has it, or it is what golden started from."""
-        return id(quantity) in self._own or quantity.application is None
+    def _is_known(self, value: ValueId, quantity: Quantity) -> bool:
+        """Whether the target has it, or it is a weight, of which the target may have codes."""
+        return id(quantity) in self._own or _is_weight(self.golden, value)
 
     def _refuse(self, ours: ValueId, theirs: ValueId, place: Key, quantity: Quantity) -> None:
         try:
@@ -138,32 +143,34 @@ class Anchors:
 
     def given(self, node: Node, inputs: Mapping[str, Quantity], shadow: Shadow) -> None:
         """Let what golden's call gave be the target's of the same name, if rounding explains it."""
+        if not all(self._is_known(value, inputs[slot]) for slot, value in node.takes.items()):
+            return  # something before it is not explained
         for slot, value in node.gives.items():
             quantity = shadow.quantities[value]
-            other = None if id(quantity) in self._own else self._named_alike(value, shadow)
+            other = None if id(quantity) in self._own else self._named_alike(node, value, shadow)
             if other is None or quantity is self.target.quantity(other.value):
                 continue
             anchored = self._rounded(shadow, value, other.value, quantity)
-            said = "" if anchored else self._as_product(node, slot, inputs, shadow, value, other.value)
+            said = "" if anchored else self._as_product(node, slot, shadow, value, other.value)
             if anchored is not None or not said:
                 shadow.quantities[value] = self.target.quantity(other.value)
-            elif all(self._is_known(each) for each in inputs.values()):
+            else:
                 self.refused.append(Refusal(value, other.value, other.key, said))
 
-    def _named_alike(self, value: ValueId, shadow: Shadow) -> _Named | None:
-        """The target's value under a name of golden's, if it is one that may be it."""
+    def _named_alike(self, node: Node, value: ValueId, shadow: Shadow) -> _Named | None:
+        """The target's value under a name of golden's, if it is one that may be it.
+
+        The module that made it tells more than those around it.
+        """
         program = self.target.program
-        for key in self._names.get(value, ()):
-            if key.slot.is_input:
-                continue
+        names = [key for key in self._names.get(value, ()) if not key.slot.is_input]
+        for key in sorted(names, key=lambda key: key.op.module != node.call.op.module):
             there = Key(program.model, program.step, key.op, key.call, key.slot)
             place = ValueId(value.rank, there)
             other = program.places.get(place)
             if other is None or other not in self.target.quantities:
                 continue
-            records = shadow.record(value), self.target.record(other)
-            is_float = all(DTYPES[record.dtype].kind is Kind.FLOAT for record in records)
-            if is_float and records[0].shape == records[1].shape:
+            if self._are_alike(shadow, value, other):
                 return _Named(place.key, other)
         return None
 
@@ -171,7 +178,6 @@ class Anchors:
         self,
         node: Node,
         slot: str,
-        inputs: Mapping[str, Quantity],
         shadow: Shadow,
         ours: ValueId,
         theirs: ValueId,
@@ -191,7 +197,7 @@ class Anchors:
             if known.shape != got.shape:
                 return f"it has shape {list(got.shape)}, and golden's {list(known.shape)}"
             replay = hold(Rerun({slot: known}), slot, got)
-            factors = {name: self._factor(node, name, inputs) for name in given}
+            factors = {name: self._factor(node, name) for name in given}
             replay = Product(run, given, known, got).in_levels(factors, self.words, replay)
         except DumpcmpError as error:
             return error.message
@@ -200,7 +206,7 @@ class Anchors:
             self.known[ours, theirs] = replay.levels
         return said
 
-    def _factor(self, node: Node, name: str, inputs: Mapping[str, Quantity]) -> Factor:
+    def _factor(self, node: Node, name: str) -> Factor:
         """What an input of golden's call is; a weight is unseen unless the target's takes it."""
         number, _, slot = name.rpartition(" ")
         if Slot(slot).is_gradient:
@@ -213,8 +219,11 @@ class Anchors:
         theirs = other.takes.get(slot) if other is not None else None
         if theirs is not None and (value, theirs) in self.known:
             return Factor.ANCHORED
-        is_seen = theirs is not None and self.target.quantity(theirs) is inputs[name]
+        is_seen = theirs is not None and not self._is_coded(value, theirs)
         return Factor.SEEN if is_seen or not _is_weight(self.golden, value) else Factor.UNSEEN
+
+    def _is_coded(self, ours: ValueId, theirs: ValueId) -> bool:
+        return are_codes(self.golden.records[ours].dtype, self.target.record(theirs).dtype)
 
 
 class _Named(NamedTuple):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.key import ROOT, Op, Slot
-from dumpcmp.shadows.anchors import Anchors
+from dumpcmp.shadows.anchors import Anchors, Refusal
 from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty, unknown_leaves
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels, load_value
@@ -92,6 +92,8 @@ class Proof:
     lone: list[ProofFinding] = field(default_factory=list)  # effects that one side alone has
     levels: dict[tuple[ValueId, ValueId], str] = field(default_factory=dict)  # golden's value and
     # the target's: what declared levels explain between them
+    unexplained: dict[ValueId, str] = field(default_factory=dict)  # the target's effects: why they
+    # may be golden's, where levels are declared, or not
 
     @property
     def answer(self) -> ProofAnswer:
@@ -354,26 +356,24 @@ class StepProof:
 
         Without one, how the target computes what it rounds is not known.
         """
-        known = KnownQuantities(golden)
+        known, found = KnownQuantities(golden), dict[Refusal, None]()
         for its, mine in differing:
             behind = _used(target.program, [mine.effect.value])
-            refused = next(
-                (
-                    each for each in anchors.refused
-                    if each.target in behind and not known.has(target.quantity(each.target))
-                ),
-                None,
-            )  # fmt: skip
-            if refused is not None:
-                order = target.record(refused.target).order
-                key = refused.place
-                place = _ProofPlace(key.op, key.call, key.slot, refused.target.rank, order)
-                self._add(ProofAnswer.DIFFERENT_PROGRAM, "target", place, refused.reason)
+            refused = (r for r in anchors.refused if r.target in behind)
+            first = next((r for r in refused if not known.has(target.quantity(r.target))), None)
+            if first is not None:
+                found[first] = None
                 continue
-            place = _ProofPlace.of_value(target, mine.effect.value)
-            words = ", ".join(self.levels)
-            reason = f"nothing shows that {words} explains what {its.effect.name} differs in"
-            self._add(ProofAnswer.UNKNOWN, "target", place, reason)
+            reason = f"nothing shows that {', '.join(self.levels)} explains what {its.effect.name} differs in"
+            self._add(
+                ProofAnswer.UNKNOWN, "target", _ProofPlace.of_value(target, mine.effect.value), reason
+            )
+            self.proof.unexplained[mine.effect.value] = reason
+        for each in found:
+            key, rank = each.place, each.target.rank
+            order = target.record(each.target).order
+            place = _ProofPlace(key.op, key.call, key.slot, rank, order)
+            self._add(ProofAnswer.DIFFERENT_PROGRAM, "target", place, each.reason)
 
     def _unmade(self, side: str, shadow: Shadow) -> set[ValueId]:
         """Effects of which it is not known what made them; that is told."""

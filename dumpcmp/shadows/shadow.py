@@ -235,8 +235,10 @@ class Shadow:
         recorded = {slot: self.loader(value) for slot, value in node.gives.items()}
         made = self.book.computed(expression, lambda: Application(run, inputs, recorded, str(node)))
         self._give(node, made)
-        for value in node.gives.values() if self.other is not None else ():
-            found = self.other.find(self.quantities[value], self.record(value).shape)
+        other = self.other
+        for value in node.gives.values() if other is not None else ():
+            assert other is not None
+            found = other.find(self.quantities[value], self.record(value).shape)
             self.quantities[value] = found or self.quantities[value]
 
     def _give(self, node: Node, made: Mapping[str, Quantity]) -> None:
