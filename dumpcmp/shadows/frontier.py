@@ -240,7 +240,20 @@ def _taken_otherwise(
             behind = golden.program.behind([value])
             first = next((each for each in ours if each in behind), None)
             if first is not None:
-                yield Guilt(first, is_golden=True), {(id(placed.application), slot): wanted}
+                lacking = _first_that_computes(golden, first, behind)
+                yield Guilt(lacking, is_golden=True), {(id(placed.application), slot): wanted}
+
+
+def _first_that_computes(shadow: Shadow, first: Node, among: Collection[Node]) -> Node:
+    """`first`, or what computes something of it first, where it only gives elements as they are."""
+    after = set(first.gives.values())
+    for node in shadow.program.nodes:
+        if node is not first and (node not in among or after.isdisjoint(node.takes.values())):
+            continue
+        if not shadow.only_moves(node):
+            return node
+        after |= set(node.gives.values())
+    return first
 
 
 def _left_by(shadow: Shadow, node: Node) -> Iterator[ValueId]:
