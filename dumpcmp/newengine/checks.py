@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from dumpcmp.replay.running import Rerun
 
+IN_VMAP = "it ran inside of torch.func.vmap, on one example of a batch at a time"
 _TOGETHER = 256  # calls whose values are held against their replays at once
 _SMALL = 1 << 12  # elements of a value
 
@@ -90,6 +91,8 @@ class _Begun:
 
 def _begun(task: CallCheck) -> _Begun | dict[str, Replay]:
     try:
+        if any(record.is_batch for record in (*task.own.takes.values(), *task.own.gives.values())):
+            raise DumpcmpError(IN_VMAP)
         if task.operation is not None:
             return _own(task, task.operation)
         chosen = _chosen(task)

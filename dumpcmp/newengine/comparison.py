@@ -114,7 +114,7 @@ class Comparing(_Comparing):
         roots = in_order(row for row in rows if row.root)
         self.showing.add(rows, roots, flow, work, after=len(self.gathered.rows))
         self.gathered.add(rows, roots)
-        self.noted.note(span, {}, rows, measured)
+        self.noted.note(span, facts.calls, rows, measured)
         self.noted.shortcuts |= shortcuts
         self.noted.is_undeclared |= ways.is_undeclared
         self.nbytes += nbytes

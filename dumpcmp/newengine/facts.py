@@ -11,6 +11,7 @@ from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.batches import run_batched
 from dumpcmp.comparing.measuring import Tell
 from dumpcmp.comparing.no_gradient import _is_zero
+from dumpcmp.comparing.paired_calls import call_differences
 from dumpcmp.comparing.requests import Asking, _unasked
 from dumpcmp.comparing.stopped import said_of_ranks
 from dumpcmp.comparing.ways import Ways
@@ -20,10 +21,11 @@ from dumpcmp.newengine.checks import CallCheck, CallRecords, check_calls
 from dumpcmp.newengine.programs import RunValues, StepPrograms
 from dumpcmp.newengine.verdicts import Absence, Meaning, ValueFacts
 from dumpcmp.nouns.arithmetic import gives_memory
-from dumpcmp.nouns.key import ROOT, Key
+from dumpcmp.nouns.calling import CallDifference
+from dumpcmp.nouns.key import ROOT, Key, Site
 from dumpcmp.nouns.leaf import LeafFinding
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Unwritten
+from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Trouble, Unwritten
 from dumpcmp.shadows.kernel_checks import load_value
 from dumpcmp.shadows.kernel_regions import check_regions, is_compiled
 from dumpcmp.shadows.program import Node, Program, ValueId
@@ -141,10 +143,10 @@ class Facts:
 
     @cached_property
     def takers(self) -> dict[Pair, list[Pair]]:
-        """What was made of each value that one side alone has."""
+        """What was made of each value that one side alone has, or has in another shape."""
         found: dict[Pair, list[Pair]] = {}
         for pair in self.pairs:
-            if pair.both:
+            if pair.both and self.measured_of(pair).trouble is not Trouble.SHAPE:
                 continue
             after: dict[Pair, None] = {}
             for run, key in self._sides(pair):
@@ -335,6 +337,7 @@ class Facts:
             is_code=pair in self.codes,
             unsettled=self._unsettled(pair),
             parting=partings.get(pair, ""),
+            call=self._in_call(pair),
             is_shown=self._is_shown(pair),
             is_parted=self._is_parted(pair),
             is_effect=is_effect(pair.key) or self._is_left(pair),
@@ -346,6 +349,18 @@ class Facts:
             again=self.between.again.get(pair),
             is_passed_on=self._is_passed_on(pair),
         )
+
+    @cached_property
+    def calls(self) -> dict[Site, CallDifference]:
+        """In what calls that match differ, by golden's call."""
+        return call_differences(self.pairs, self.golden.side.listing, self.target.side.listing)
+
+    def _in_call(self, pair: Pair) -> str:
+        """In what the calls differ that gave a value."""
+        key = pair.golden
+        if key is None or not key.slot.is_output or key.site not in self.calls:
+            return ""
+        return self.calls[key.site].said
 
     def _is_passed_on(self, pair: Pair) -> bool:
         """Whether both of its values were made, or given, where others stand for them."""

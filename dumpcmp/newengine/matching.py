@@ -220,14 +220,26 @@ class _Matching:
         """What is left and is a value that is matched under another name of it."""
         ours, theirs = {pair.golden for pair in pairs}, {pair.target for pair in pairs}
         golden, target = self.golden.listing, self.target.listing
-        others = {golden.first(pair.golden): pair.target for pair in reversed(pairs)}
-        its = {target.first(pair.target): pair.golden for pair in reversed(pairs)}
+        others: dict[Key, Key] = {}
+        its: dict[Key, Key] = {}
+        for here, there in self._may_be_one(pairs):
+            others.setdefault(golden.first(here), there)
+            its.setdefault(target.first(there), here)
         for key in golden.values:
             if key not in ours and (other := others.get(golden.first(key))) is not None:
                 yield Pair(key, other, PairedBy.VALUE)
         for key in target.values:
             if key not in theirs and (other := its.get(target.first(key))) is not None:
                 yield Pair(other, key, PairedBy.VALUE)
+
+    def _may_be_one(self, pairs: Iterable[Pair]) -> Iterator[tuple[Key, Key]]:
+        """The two values of each pair that are not known to be two quantities."""
+        for pair in pairs:
+            if pair.golden is None or pair.target is None:
+                continue
+            one, other = self.golden.quantity(pair.golden), self.target.quantity(pair.target)
+            if one is None or other is None or one == other:
+                yield pair.golden, pair.target
 
     def _by_value(self, ours: set[Key | None], theirs: set[Key | None]) -> Iterator[Pair]:
         """What is left beside the other side's first value that is the same."""

@@ -64,6 +64,7 @@ class ValueFacts:
     levels: str = ""  # how declared levels explain what it differs in
     is_code: bool = False  # the target has codes where golden has numbers
     parting: str = ""  # that the programs part here, and how
+    call: str = ""  # of what a call gave: in what it is another than golden's
     is_shown: bool = False  # all effects that depend on it are the same in both programs
     is_parted: bool = False  # it is known where the programs of its step part
     is_effect: bool = False  # it is something that the run leaves behind
@@ -212,7 +213,7 @@ class Judging:
                 if one.parting and why is Why.INTRODUCED:
                     break
                 return _failing(_with_others(said, check), why)
-        return _failing(one.parting, Why.CALL) if one.parting else None
+        return _failing(one.call or one.parting, Why.CALL) if one.parting else None
 
     def _flip(self, one: ValueFacts) -> Judgement | None:
         check = one.check
@@ -394,16 +395,26 @@ def _covered(
 ) -> dict[Pair, ValueState]:
     """The states, in which what one side alone has is judged by what was made of it."""
     ways: dict[Pair, _LeadsTo] = {}
-    alone = [
-        pair
-        for pair, state in states.items()
-        if state.judgement.verdict is Verdict.UNPAIRED and not pair.both and not state.is_fault
-    ]
+    alone = [pair for pair, state in states.items() if _is_open_to_cover(pair, state)]
     for pair in _after_sources(dict.fromkeys(alone), takers):
         ways[pair] = _way(pair, known, states, takers, ways)
     for pair, way in ways.items():
-        states[pair] = _by_way(states[pair], way)
+        if not pair.both or way is _LeadsTo.AGREEING:
+            states[pair] = _by_way(states[pair], way)
     return states
+
+
+def _is_open_to_cover(pair: Pair, state: ValueState) -> bool:
+    """Whether what was made of a value may show that it is no matter.
+
+    One side alone has it, or a call takes it in another shape.
+    """
+    if state.is_fault:
+        return False
+    verdict = state.judgement.verdict
+    if pair.both:
+        return verdict is Verdict.SHAPE and pair.key.slot.is_input
+    return verdict is Verdict.UNPAIRED
 
 
 def _way(

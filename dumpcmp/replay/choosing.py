@@ -80,8 +80,8 @@ def chooses(call: Call, given: Mapping[str, object], got: Mapping[str, object]) 
         asked = arguments_by_name(call, selector.names)
         takes_one = isinstance(asked.get("dim", 0), int | None)
         return takes_one and not (selector.needs_dim and len(got) < 2)
-    if function == "where":
-        return len(given) == 1
+    if function == "where":  # of a condition alone: it lists places
+        return len(arguments_by_name(call, ("condition", "input", "other"))) == 1
     names = (deciding.COMPARISONS, _SEARCHES, _WHERE, deciding.ROUNDINGS, deciding.CASTS)
     return any(function in each for each in names) and "input.0" in given
 

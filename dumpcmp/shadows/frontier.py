@@ -203,6 +203,9 @@ def _grafts(
     """What to try: golden's calls before the target's, nothing, and golden's in their place."""
     golden = known.shadow
     made = [(node, golden.quantity(value)) for node in ours for value in _left_by(golden, node)]
+    for lacking, other in made:  # all that takes what it took should take what it gives
+        for value in lacking.takes.values():
+            yield Guilt(lacking, is_golden=True), {id(golden.quantity(value)): other}
     for node in theirs:
         for value in node.gives.values():
             placed = target.quantity(value)
@@ -237,7 +240,20 @@ def _taken_otherwise(
             behind = golden.program.behind([value])
             first = next((each for each in ours if each in behind), None)
             if first is not None:
-                yield Guilt(first, is_golden=True), {(id(placed.application), slot): wanted}
+                lacking = _first_that_computes(golden, first, behind)
+                yield Guilt(lacking, is_golden=True), {(id(placed.application), slot): wanted}
+
+
+def _first_that_computes(shadow: Shadow, first: Node, among: Collection[Node]) -> Node:
+    """`first`, or what computes something of it first, where it only gives elements as they are."""
+    after = set(first.gives.values())
+    for node in shadow.program.nodes:
+        if node is not first and (node not in among or after.isdisjoint(node.takes.values())):
+            continue
+        if not shadow.only_moves(node):
+            return node
+        after |= set(node.gives.values())
+    return first
 
 
 def _left_by(shadow: Shadow, node: Node) -> Iterator[ValueId]:

@@ -113,6 +113,13 @@ class Shadow:
         node = self.program.producers.get(value)
         return node is not None and plain_name(node.call.op.function) in _CONSTANTS
 
+    def only_moves(self, node: Node) -> bool:
+        """Whether a call gives elements of what it took, as they are."""
+        try:
+            return node.own is None and function_named(node.call.target).kind is FunctionKind.MOVES
+        except Unreplayable:
+            return False
+
     def loader(self, value: ValueId) -> Callable[[], Tensor]:
         """Reads a value as it was recorded."""
         return partial(load, self.archive, self.record(value))
