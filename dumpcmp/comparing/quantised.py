@@ -15,8 +15,8 @@ from dumpcmp.nouns.leaf import LeafFinding, LeafKind
 from dumpcmp.nouns.levels import Quantised
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Pair
-from dumpcmp.shadows.declared_levels import quantised
 from dumpcmp.shadows.declared_levels import are_codes as stand_for
+from dumpcmp.shadows.declared_levels import quantised
 
 _WEIGHTS = (LeafKind.PARAMETER, LeafKind.BUFFER)
 

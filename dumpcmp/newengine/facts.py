@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -276,7 +276,10 @@ class Facts:
 
     def all(self, is_usual: bool) -> list[ValueFacts]:
         partings = self.findings(ProofAnswer.DIFFERENT_PROGRAM) if is_usual else {}
-        self.starts = self.findings(ProofAnswer.DIFFERENT_START) if is_usual else {}
+        starts = self.findings(ProofAnswer.DIFFERENT_START) if is_usual else {}
+        self.starts = {
+            self.mains[pair] if self._is_made(pair) else pair: said for pair, said in starts.items()
+        }
         asked = (
             Asking.of(self.golden.side.archive),
             Asking.of(self.target.side.archive, self.counting),
@@ -332,7 +335,7 @@ class Facts:
             golden_check=own,
             is_update=update is not None,
             is_settled=is_settled,
-            leaf=self._leaf(pair) if not is_made else "",
+            leaf=self._leaf(pair, is_made),
             levels=self._levels(pair),
             is_code=pair in self.codes,
             unsettled=self._unsettled(pair),
@@ -370,10 +373,10 @@ class Facts:
             for place in run.places(key)
         )
 
-    def _leaf(self, pair: Pair) -> str:
-        if pair in self.leaves:
-            return self.leaves[pair].said
-        return self.starts.get(pair, "")
+    def _leaf(self, pair: Pair, is_made: bool) -> str:
+        """In what a run started otherwise; golden may start from what the target computes."""
+        said = self.starts.get(pair, "")
+        return self.leaves[pair].said if pair in self.leaves and not is_made else said
 
     def _levels(self, pair: Pair) -> str:
         """What declared levels explain between the two values of a pair; nothing if they do not."""
@@ -386,9 +389,7 @@ class Facts:
     def _unsettled(self, pair: Pair) -> str:
         """Why nobody knows if declared levels explain what an effect differs in."""
         places = self.target.places(pair.target) if pair.both and pair.target else ()
-        found = (
-            step.proof.unexplained.get(place, "") for place in places for step in self.steps
-        )
+        found = (step.proof.unexplained.get(place, "") for place in places for step in self.steps)
         return next(filter(None, found), "")
 
     @cached_property
@@ -432,7 +433,7 @@ class Facts:
         found = set()
         for step in self.steps:
             answers = {finding.answer for finding in step.proof.findings}
-            if ProofAnswer.DIFFERENT_PROGRAM in answers:
+            if ProofAnswer.DIFFERENT_PROGRAM in answers or step.proof.is_rounded:
                 for is_golden, program in ((True, step.golden), (False, step.target)):
                     found.add((is_golden, program.model, program.step))
         return found

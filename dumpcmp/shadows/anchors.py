@@ -19,6 +19,7 @@ from dumpcmp.align.synonyms import keeps_elements
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key, Op, Slot
+from dumpcmp.nouns.levels import Quantised
 from dumpcmp.nouns.value import Kind, dtype_named, value_of
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.rating import Rerun
@@ -27,6 +28,7 @@ from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.quantities import Quantity
 from dumpcmp.shadows.rounded_products import Factor, Product
 from dumpcmp.shadows.shadow import Shadow
+
 
 class Refusal(NamedTuple):
     """A value of the target in golden's place that declared levels do not explain."""
@@ -61,6 +63,13 @@ class Anchors:
         for place, value in self.golden.places.items():
             self._names.setdefault(value, []).append(place.key)
 
+    def settle(self, shadow: Shadow) -> None:
+        """Let weights that the target has as codes be what it makes of them: its start."""
+        refused = ((each.golden, each.target) for each in self.refused)
+        for ours, theirs in (*self.known, *refused):
+            if _is_weight(self.golden, ours) and id(shadow.quantities.get(ours)) not in self._own:
+                shadow.quantities[ours] = self.target.quantity(theirs)
+
     # what a call takes
 
     def taken(
@@ -81,6 +90,27 @@ class Anchors:
                 if anchored is None:
                     self._refuse(value, theirs, other.call.site.key(slot), inputs[slot])
         return found
+
+    def find_rounded_weights(self, shadow: Shadow) -> None:
+        """Refuse weights of golden's in place of which the target's calls take rounded ones."""
+        for node in self.golden.nodes:
+            other = self._calls.get((node.rank, node.call.op, node.call.call))
+            for slot, value in node.takes.items() if other is not None else ():
+                theirs = other.takes.get(slot) if other is not None else None
+                quantity = shadow.quantities.get(value)
+                if theirs is None or quantity is None or not _is_weight(self.golden, value):
+                    continue
+                if other is None or not self._may_be_rounded(shadow, value, theirs, quantity):
+                    continue
+                found = self._on_levels(shadow, value, theirs, quantity)
+                if found is not None:
+                    name = f"{value.key.op}.{value.key.slot.name}"
+                    reason = (
+                        f"{name} is not the same tensor: rel_l2 {found.rel_l2:.3g}; it is "
+                        f"{found.said}: --allow {found.levels.name}, if that is meant"
+                    )
+                    place = other.call.site.key(slot)
+                    self.refused.append(Refusal(value, theirs, place, reason))
 
     def _may_be_rounded(
         self, shadow: Shadow, ours: ValueId, theirs: ValueId, quantity: Quantity
@@ -103,22 +133,21 @@ class Anchors:
         """The target's quantity, if it is golden's to the nearest level."""
         if (ours, theirs) in self.known:
             return self.target.quantity(theirs)
-        try:
-            said = self.said_of_levels(
-                _as_recorded(quantity, shadow, ours),
-                _as_recorded(self.target.quantity(theirs), self.target, theirs),
-            )
-        except DumpcmpError:
+        found = self._on_levels(shadow, ours, theirs, quantity)
+        if found is None:
             return None
-        if not said:
-            return None
-        self.known[ours, theirs] = said
+        self.known[ours, theirs] = found.said
         return self.target.quantity(theirs)
 
-    def said_of_levels(self, golden: Tensor, target: Tensor) -> str:
-        """That the target's tensor is golden's to the nearest level, as a sentence; else nothing."""
-        found = quantised(value_of(golden), value_of(target), self.words)
-        return found.said if found else ""
+    def _on_levels(
+        self, shadow: Shadow, ours: ValueId, theirs: ValueId, quantity: Quantity
+    ) -> Quantised | None:
+        try:
+            golden = _as_recorded(quantity, shadow, ours)
+            target = _as_recorded(self.target.quantity(theirs), self.target, theirs)
+        except DumpcmpError:
+            return None
+        return quantised(value_of(golden), value_of(target), self.words)
 
     def _is_known(self, value: ValueId, quantity: Quantity) -> bool:
         """Whether the target has it, or it is a weight, of which the target may have codes."""

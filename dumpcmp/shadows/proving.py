@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.judge.tolerances import QUANTISED
 from dumpcmp.nouns.key import ROOT, Op, Slot
 from dumpcmp.shadows.anchors import Anchors, Refusal
 from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty, unknown_leaves
@@ -92,6 +93,7 @@ class Proof:
     lone: list[ProofFinding] = field(default_factory=list)  # effects that one side alone has
     levels: dict[tuple[ValueId, ValueId], str] = field(default_factory=dict)  # golden's value and
     # the target's: what declared levels explain between them
+    is_rounded: bool = False  # the target computes with quantised weights, and nobody declared it
     unexplained: dict[ValueId, str] = field(default_factory=dict)  # the target's effects: why they
     # may be golden's, where levels are declared, or not
 
@@ -194,7 +196,8 @@ class StepProof:
             programs[0], start, choices.copy(), SameNumbers(mine, ()) if anchors else None, anchors
         )
         if anchors is not None:
-            self._anchored(start, anchors)
+            anchors.settle(its)
+            self.proof.levels |= start.rounded | anchors.known
         elif not _have_one_expression(its, mine):
             start.forget_golden()
             shared = {id(each) for each in its.quantities.values()}
@@ -211,10 +214,6 @@ class StepProof:
         self._show()
         self.proof.idle = {"golden": _idle(its), "target": _idle(mine)}
         return Before(its, mine, self.before)
-
-    def _anchored(self, start: Start, anchors: Anchors) -> None:
-        """Keep what declared levels explain."""
-        self.proof.levels |= start.rounded | anchors.known
 
     def _following(
         self,
@@ -345,9 +344,26 @@ class StepProof:
                 continue
             reason = f"{pair[1].effect.name} depends on it, and it could not be run in float64"
             self._add(ProofAnswer.UNKNOWN, "target", _ProofPlace.of_node(node), reason)
+        if differing and self._differ_by_levels(golden, target):
+            return
         forward = [pair for pair in differing if not pair[1].effect.value.key.slot.is_gradient]
         if differing:  # what a backward pass differs in follows from what it goes through
             self._localise(golden, target, forward or differing)
+
+    def _differ_by_levels(self, golden: Shadow, target: Shadow) -> bool:
+        """Whether the target computes with quantised weights, which is told; nobody declared it."""
+        anchors = Anchors(tuple(QUANTISED), golden.program, target)
+        anchors.find_rounded_weights(golden)
+        anchors.settle(golden)
+        for each in anchors.refused:
+            self._add_refusal(ProofAnswer.DIFFERENT_START, target, each)
+        self.proof.is_rounded = bool(anchors.refused)
+        return self.proof.is_rounded
+
+    def _add_refusal(self, answer: ProofAnswer, target: Shadow, refusal: Refusal) -> None:
+        key, order = refusal.place, target.record(refusal.target).order
+        place = _ProofPlace(key.op, key.call, key.slot, refusal.target.rank, order)
+        self._add(answer, "target", place, refusal.reason)
 
     def _part_at_levels(
         self, golden: Shadow, target: Shadow, differing: Sequence[EffectPair], anchors: Anchors
@@ -364,16 +380,17 @@ class StepProof:
             if first is not None:
                 found[first] = None
                 continue
-            reason = f"nothing shows that {', '.join(self.levels)} explains what {its.effect.name} differs in"
+            words, name = ", ".join(self.levels), its.effect.name
+            reason = f"nothing shows that {words} explains what {name} differs in"
             self._add(
-                ProofAnswer.UNKNOWN, "target", _ProofPlace.of_value(target, mine.effect.value), reason
+                ProofAnswer.UNKNOWN,
+                "target",
+                _ProofPlace.of_value(target, mine.effect.value),
+                reason,
             )
             self.proof.unexplained[mine.effect.value] = reason
         for each in found:
-            key, rank = each.place, each.target.rank
-            order = target.record(each.target).order
-            place = _ProofPlace(key.op, key.call, key.slot, rank, order)
-            self._add(ProofAnswer.DIFFERENT_PROGRAM, "target", place, each.reason)
+            self._add_refusal(ProofAnswer.DIFFERENT_PROGRAM, target, each)
 
     def _unmade(self, side: str, shadow: Shadow) -> set[ValueId]:
         """Effects of which it is not known what made them; that is told."""
