@@ -30,6 +30,7 @@ from dumpcmp.shadows.kernel_checks import load_value
 from dumpcmp.shadows.kernel_regions import check_regions, is_compiled
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.proving import ProofAnswer, ProofFinding, _signature
+from dumpcmp.shadows.rewritten_memory import written_outside
 
 _NO_CHECK = Replay()
 
@@ -419,12 +420,11 @@ class Facts:
     @cached_property
     def _left(self) -> dict[bool, set[ValueId]]:
         """What either run is known to leave behind."""
-        return {
-            run is self.golden: {
-                effect.value for program in run.programs for effect in program.effects
-            }
-            for run in (self.golden, self.target)
-        }
+        found: dict[bool, set[ValueId]] = {}
+        for run in (self.golden, self.target):
+            shown = {effect.value for program in run.programs for effect in program.effects}
+            found[run is self.golden] = shown.union(*map(written_outside, run.programs))
+        return found
 
     def _is_left(self, pair: Pair) -> bool:
         return any(
