@@ -173,7 +173,7 @@ class Facts:
                 for node in program.nodes:
                     if not node.gives or is_compiled(node):
                         continue
-                    sign = _signature(program, node)
+                    sign = self._sign(side, program, node)
                     if sign is not None and sign in others:
                         self.settled |= {(side, value) for value in node.gives.values()}
                         continue
@@ -204,9 +204,15 @@ class Facts:
                 sign
                 for program in run.programs
                 for node in program.nodes
-                if (sign := _signature(program, node)) is not None
+                if (sign := self._sign(side, program, node)) is not None
             }
         return found
+
+    def _sign(self, side: str, program: Program, node: Node) -> tuple[object, ...] | None:
+        """What a call did to which bytes, in which of golden's steps."""
+        sign, place = _signature(program, node), (program.model, program.step)
+        step = self.counting.in_golden_terms(*place) if side == "target" else program.step
+        return None if sign is None else (step, *sign)
 
     @cached_property
     def _signs(self) -> dict[str, set[tuple[object, ...]]]:
