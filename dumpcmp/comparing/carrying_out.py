@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.both_sides import side_of
 from dumpcmp.comparing.placing import loaded, loaded_for
-from dumpcmp.comparing.quantised import quantised
-from dumpcmp.comparing.reruns import Loading, Rerunning
-from dumpcmp.comparing.rounded_products import Product, factor_of
+from dumpcmp.comparing.reruns import Loading, Rerunning, factor_of
 from dumpcmp.comparing.slopes import Sloping, slope_task
 from dumpcmp.comparing.taping import Place
 from dumpcmp.comparing.term_rounding import as_terms_round, as_zeros_fit
@@ -20,6 +18,8 @@ from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import Kind, dtype_named, to_torch, value_of
+from dumpcmp.shadows.declared_levels import quantised
+from dumpcmp.shadows.rounded_products import Product
 
 if TYPE_CHECKING:  # torch is imported where there is something to run
     from torch import Tensor

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dumpcmp.comparing.looks import arithmetic_likeness, likeness, sketched_likeness
-from dumpcmp.comparing.quantised import quantised
 from dumpcmp.comparing.side import Side, given_out
 from dumpcmp.comparing.summaries import load_summary
 from dumpcmp.judge.tolerances import (
@@ -30,6 +29,7 @@ from dumpcmp.nouns.leaf import LeafFinding, LeafKind
 from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.row import Measured, Metrics, Pair, Trouble
 from dumpcmp.nouns.value import Dtype, Value, dtype_named
+from dumpcmp.shadows.declared_levels import quantised
 from dumpcmp.summary.summary import DEFAULT, Recipe, Summary
 
 

@@ -8,30 +8,17 @@ from dumpcmp.align.listing import Listing
 from dumpcmp.align.synonyms import keeps_elements
 from dumpcmp.comparing.carried import two_digests
 from dumpcmp.comparing.side import Side
-from dumpcmp.judge.replaying import is_unbiased
 from dumpcmp.judge.tolerances import QUANTISED
-from dumpcmp.measure.nearest_levels import quantised_from
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.leaf import LeafFinding, LeafKind
 from dumpcmp.nouns.levels import Quantised
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Pair
-from dumpcmp.nouns.value import Kind, Value, dtype_named
+from dumpcmp.shadows.declared_levels import quantised
+from dumpcmp.shadows.declared_levels import are_codes as stand_for
 
 _WEIGHTS = (LeafKind.PARAMETER, LeafKind.BUFFER)
-
-
-def quantised(golden: Value, target: Value, words: Iterable[str]) -> Quantised | None:
-    """How `target` is golden's, rounded to levels that go by one of `words`; None where it is not.
-
-    Words that no levels go by have nothing to say.
-    """
-    for word in sorted(QUANTISED.keys() & set(words)):
-        found = quantised_from(golden, target, QUANTISED[word])
-        if found is not None and is_unbiased(found):
-            return found
-    return None
 
 
 def quantised_weights(
@@ -62,11 +49,8 @@ def are_codes(pair: Pair, golden: Listing, target: Listing) -> bool:
     """
     if pair.golden is None or pair.target is None:
         return False
-    ours = dtype_named(golden.record(pair.golden).dtype)
-    theirs = dtype_named(target.record(pair.target).dtype)
-    is_short = theirs.kind is Kind.FLOAT and theirs.nbytes == 1 < ours.nbytes
-    is_code = ours.kind is Kind.FLOAT and (theirs.kind is Kind.INT or is_short)
-    return is_code and _is_weight(pair.golden, golden)
+    ours, theirs = golden.record(pair.golden).dtype, target.record(pair.target).dtype
+    return stand_for(ours, theirs) and _is_weight(pair.golden, golden)
 
 
 def _is_weight(key: Key, golden: Listing) -> bool:

@@ -25,6 +25,7 @@ from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import UNMEASURED, USUAL, Measured, Pair, PairedBy, Unwritten
 from dumpcmp.nouns.value import dtype_named
+from dumpcmp.shadows.rounded_products import Factor
 
 IN_VMAP = "golden's op ran inside of torch.func.vmap, on one example of a batch at a time"
 MOST_CALLS = 64  # of a region: what lies farther apart is not held against each other
@@ -473,3 +474,9 @@ class _Region:
 
     def _note(self, pair: Pair) -> None:
         self.apart = max(self.apart, self.planner.distance(pair))
+
+
+def factor_of(reading: object) -> Factor:
+    """What a forward value is: golden's is read where the target's has a form of its own."""
+    is_unseen = isinstance(reading, Loading) and not reading.is_target
+    return Factor.UNSEEN if is_unseen else Factor.SEEN

@@ -18,9 +18,9 @@ from dumpcmp.comparing.reruns import (
     Replaying,
     Rerunning,
     UnknownError,
+    factor_of,
     ranks_apart,
 )
-from dumpcmp.comparing.rounded_products import Factor, Product, factor_of
 from dumpcmp.comparing.taping import GradientPlan, Place, plan_gradient
 from dumpcmp.comparing.term_rounding import as_terms_round, as_zeros_fit
 from dumpcmp.judge.replaying import wrong
@@ -31,6 +31,7 @@ from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Pair
 from dumpcmp.nouns.value import dtype_named
+from dumpcmp.shadows.rounded_products import Factor, Product
 
 if TYPE_CHECKING:  # torch is imported where there is something to run
     from torch import Tensor

@@ -25,6 +25,7 @@ from dumpcmp.comparing.leaves import differ_anywhere, leaf_findings
 from dumpcmp.comparing.measuring import Tell, measure_all
 from dumpcmp.comparing.own_metrics import asking
 from dumpcmp.comparing.placing import placed
+from dumpcmp.comparing.quantised import codes_among, quantised_weights
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.shortcuts import allowed
 from dumpcmp.comparing.side import Side
@@ -33,6 +34,7 @@ from dumpcmp.comparing.trained import replay_updates
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import ReferenceChecker, RoundingChecker
 from dumpcmp.judge.replaying import wrong
+from dumpcmp.judge.tolerances import QUANTISED
 from dumpcmp.newengine.between_steps import BetweenSteps
 from dumpcmp.newengine.facts import Facts
 from dumpcmp.newengine.matching import MatchedRun, match_values
@@ -55,7 +57,8 @@ class Comparing(_Comparing):
         shortcuts = allowed(self.allow, theirs.archive, _devices(theirs))
         is_usual = isinstance(rule, ReferenceChecker | RoundingChecker)
         is_asked = is_usual and self.replaying is not Replaying.OFF
-        self.programs = self.programs or Programs(self.counting, is_asked)
+        levels = tuple(sorted(QUANTISED.keys() & shortcuts))
+        self.programs = self.programs or Programs(self.counting, is_asked, levels)
         steps, golden, target = self.programs.of_span(ours, theirs)
         pairs = self._matched(ours, theirs, golden, target)
         pairs, ours, theirs = with_effect_values(pairs, ours, theirs, self.counting)
@@ -82,14 +85,17 @@ class Comparing(_Comparing):
             kept = kept_states(pairs, self.courses, ours, theirs, found)
             updates |= {} if is_off else replay_states(kept, workers)
             leaves |= {pair: each for pair, each in stale.items() if pair not in right}
+        rounded = quantised_weights(leaves, ours, theirs, shortcuts)
         between = BetweenSteps(
             pairs,
             self.carried.again(pairs, ours.listing, theirs.listing),
             clipped_by(measured, ours, theirs, self.counting),
         )
         facts = Facts(
-            pairs, measured, steps, golden, target, ways, self.counting, leaves, between, updates
-        )
+            pairs, measured, steps, golden, target, ways, self.counting, leaves, between, updates,
+            {pair: one.levels for pair, one in rounded.items()},
+            codes_among(pairs, ours.listing, theirs.listing, shortcuts),
+        )  # fmt: skip
         if is_usual and self.replaying is not Replaying.OFF:
             tell = span.telling(progress, self.nbytes + nbytes)
             facts.check(workers, shortcuts, tell)

@@ -49,6 +49,8 @@ class Facts:
     leaves: Mapping[Pair, LeafFinding]
     between: BetweenSteps
     updates: Mapping[Pair, Replay]  # what optimizers made, against golden's on the same gradients
+    rounded: Mapping[Pair, str] = field(default_factory=dict)  # leaves, by declared levels
+    codes: Collection[Pair] = ()  # of which the target has codes where golden has numbers
     checks: dict[tuple[str, ValueId], Replay] = field(default_factory=dict)
     settled: set[tuple[str, ValueId]] = field(default_factory=set)
     starts: Mapping[Pair, str] = field(default_factory=dict)
@@ -338,6 +340,9 @@ class Facts:
             is_update=update is not None,
             is_settled=is_settled,
             leaf=self._leaf(pair) if not is_made else "",
+            levels=self._levels(pair),
+            is_code=pair in self.codes,
+            unsettled=self._unsettled(pair),
             parting=partings.get(pair, ""),
             call=self._in_call(pair),
             is_shown=self._is_shown(pair),
@@ -376,6 +381,33 @@ class Facts:
         if pair in self.leaves:
             return self.leaves[pair].said
         return self.starts.get(pair, "")
+
+    def _levels(self, pair: Pair) -> str:
+        """What declared levels explain between the two values of a pair; nothing if they do not."""
+        if pair.golden is None or pair.target is None:
+            return ""
+        places = zip(self.golden.places(pair.golden), self.target.places(pair.target), strict=False)
+        found = {self._anchors.get(each, "") for each in places}
+        return found.pop() if len(found) == 1 else ""
+
+    def _unsettled(self, pair: Pair) -> str:
+        """Why nobody knows if declared levels explain what an effect differs in."""
+        places = self.target.places(pair.target) if pair.both and pair.target else ()
+        found = (
+            step.proof.unexplained.get(place, "") for place in places for step in self.steps
+        )
+        return next(filter(None, found), "")
+
+    @cached_property
+    def _anchors(self) -> dict[tuple[ValueId, ValueId], str]:
+        found: dict[tuple[ValueId, ValueId], str] = {}
+        for step in self.steps:
+            found |= step.proof.levels
+        for pair, said in self.rounded.items():
+            if pair.golden is not None and pair.target is not None:
+                ends = self.golden.places(pair.golden), self.target.places(pair.target)
+                found |= dict.fromkeys(zip(*ends, strict=False), said)
+        return found
 
     def _amplified(self, pair: Pair, check: Replay) -> Replay:
         apart = [
@@ -449,6 +481,8 @@ class Facts:
     def _meaning(self, pair: Pair) -> Meaning:
         if pair.golden is None or pair.target is None:
             return Meaning.UNKNOWN
+        if self._levels(pair):
+            return Meaning.SAME
         one, other = self.golden.quantity(pair.golden), self.target.quantity(pair.target)
         if one is None or other is None:
             return Meaning.UNKNOWN

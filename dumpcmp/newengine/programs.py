@@ -84,6 +84,7 @@ class Programs:
 
     counting: Counting
     is_asked: bool  # whether both programs are to be run in float64
+    levels: tuple[str, ...] = ()  # that are declared
     remarks: dict[str, None] = field(default_factory=dict)
     _before: dict[str, tuple[int, Before | None]] = field(default_factory=dict)
 
@@ -118,7 +119,7 @@ class Programs:
         proof = Proof()
         number, before = self._before.get(one[0], (-1, None))
         archives = golden.side.archive, target.side.archive
-        asked = StepProof(*archives, proof, before if number == one[1] - 1 else None)
+        asked = StepProof(*archives, proof, before if number == one[1] - 1 else None, self.levels)
         try:
             self._before[one[0]] = one[1], asked.ask(one, other)
         except Exception as error:  # whatever it is: what is compared by rows is judged by rows

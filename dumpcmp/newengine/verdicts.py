@@ -61,6 +61,8 @@ class ValueFacts:
     is_update: bool = False  # `check` tells what an optimizer made, as golden's would
     is_settled: bool = False  # both calls did the same to the same bytes
     leaf: str = ""  # in what a start value differs
+    levels: str = ""  # how declared levels explain what it differs in
+    is_code: bool = False  # the target has codes where golden has numbers
     parting: str = ""  # that the programs part here, and how
     call: str = ""  # of what a call gave: in what it is another than golden's
     is_shown: bool = False  # all effects that depend on it are the same in both programs
@@ -109,6 +111,7 @@ _SETTLED = (
     "the sides differ, but both programs give the same in float64, and every call that it "
     "depends on is right"
 )
+_CODES = "the target has codes here, by levels that are declared"
 _SETTLED_BY_PROGRAMS = frozenset((Trouble.SHAPE, Trouble.UNSOLVED, Trouble.LACKING))
 _NO_DIFFERENCE = frozenset(Absence) - {Absence.NONE, Absence.FUSED}
 _OWN = frozenset((Why.INTRODUCED, Why.GOLDEN, Why.LEAF, Why.CALL, Why.WIRED))
@@ -153,14 +156,16 @@ class Judging:
         if one.main is not pair and one.main in states and known_again(one):
             return _repeated(states[one.main])
         known = states.get(one.again) or self.earlier.get(one.again) if one.again else None
-        if known is not None and not one.leaf:
+        if known is not None and known_again(one):
             return _repeated(known)
         taint = max((each.taint for each in before), default=Taint.NOTHING)
         roots = [each.root for each in before if each.root is not None]
         faults = [each.root for each in before if each.taint is Taint.FAULT]
         root = next(iter([*faults, *roots]), None)
         is_flipped = any(each.is_flipped for each in before)
-        if one.leaf:
+        if one.is_code:
+            return ValueState(Judgement(Verdict.SKIPPED, _CODES), taint, root, is_flipped, False)
+        if one.leaf and not one.levels:
             return ValueState(_failing(one.leaf, Why.LEAF), Taint.FAULT, pair, is_flipped, False)
         if one.absence in _NO_DIFFERENCE:
             return ValueState(_alone(one), taint, root, is_flipped, False)
@@ -188,6 +193,12 @@ class Judging:
         if one.measured.trouble in _SETTLED_BY_PROGRAMS and one.is_shown and taint is Taint.NOTHING:
             return ValueState(Judgement(Verdict.PASS, _SETTLED, why=Why.RIGHT), is_near=False)
         judgement = judgement.coming(_origin(one, is_flipped))
+        if judgement.verdict.fails and one.levels and taint is not Taint.FAULT:
+            stands = replace(judgement, verdict=Verdict.DTYPE, reason=one.levels, why=Why.LEVELS)
+            return ValueState(stands, is_near=False)
+        if one.unsettled and taint is not Taint.FAULT:
+            doubt = Judgement(Verdict.INCONCLUSIVE, one.unsettled)
+            return ValueState(doubt, Taint.DOUBT, root, is_flipped, False)
         if not judgement.verdict.fails:
             is_open = judgement.verdict is Verdict.INCONCLUSIVE
             taint = max(taint, Taint.DOUBT) if is_open else taint
@@ -288,7 +299,7 @@ class Judging:
 
 def known_again(one: ValueFacts) -> bool:
     """Whether a value is judged where it first appeared."""
-    return not one.parting and not one.leaf
+    return not one.parting and (not one.leaf or bool(one.levels))
 
 
 def _repeated(first: ValueState) -> ValueState:

@@ -181,11 +181,37 @@ class _Knowing:
     load: LoadRecorded
     _returned: set[ValueId] = field(init=False)
     _written: set[ValueId] = field(init=False)
+    _leaking: set[ValueId] = field(init=False)
 
     def __post_init__(self) -> None:
         effects = {effect.value for effect in self.program.effects}
         self._returned = set(self._gradients_of(effects))
         self._written = set(self._gradients_of(written_values(self.program)))
+        self._leaking = set(self._gradients_of(set(self._given_to_functions())))
+
+    def _given_to_functions(self) -> Iterator[ValueId]:
+        """What functions with a backward pass of their own took, which nobody recorded as one call.
+
+        Calls inside of such a function are given no gradients, though what it gave has one.
+        """
+        with_gradients = {value for value, _ in self._gradients}
+        silent = {
+            node
+            for node in self.program.nodes
+            if not any(slot.startswith("grad_output") for slot in node.gradients)
+        }
+        waiting = [value for value in with_gradients if self._producer(value) in silent]
+        seen: set[ValueId] = set()
+        while waiting:
+            node = self._producer(waiting.pop())
+            for value in node.takes.values() if node in silent and node is not None else ():
+                if value not in seen:
+                    seen.add(value)
+                    waiting.append(value)
+        yield from seen
+
+    def _producer(self, value: ValueId) -> Node | None:
+        return self.program.producers.get(value)
 
     def _gradients_of(self, values: Collection[ValueId]) -> Iterator[ValueId]:
         for value, gradient in self._gradients:
@@ -207,7 +233,7 @@ class _Knowing:
         found, left = list[tuple[int, Node]](), dict[ValueId, str]()
         for place, node in nodes:
             (gradient,) = node.gives.values()
-            is_open = gradient in self._returned or gradient in self._written
+            is_open = gradient in self._returned | self._written | self._leaking
             if not is_open or self._is_right(node, gradient):
                 found.append((place, node))
             elif gradient not in self._returned and gradient not in self.program.producers:

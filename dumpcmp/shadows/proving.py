@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.key import ROOT, Op, Slot
+from dumpcmp.shadows.anchors import Anchors, Refusal
 from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty, unknown_leaves
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels, load_value
@@ -89,6 +90,10 @@ class Proof:
     idle: dict[str, set[ValueId]] = field(default_factory=dict)  # what nothing was made of, by side
     buffers: set[str] = field(default_factory=set)  # that are left the same, by golden's names
     lone: list[ProofFinding] = field(default_factory=list)  # effects that one side alone has
+    levels: dict[tuple[ValueId, ValueId], str] = field(default_factory=dict)  # golden's value and
+    # the target's: what declared levels explain between them
+    unexplained: dict[ValueId, str] = field(default_factory=dict)  # the target's effects: why they
+    # may be golden's, where levels are declared, or not
 
     @property
     def answer(self) -> ProofAnswer:
@@ -149,6 +154,7 @@ class StepProof:
     target: Archive
     proof: Proof
     before: Before | None
+    levels: tuple[str, ...] = ()  # to which the target may have rounded numbers
     _programs_asked: tuple[Program, Program] | None = None
     shadows: Sequence[Shadow] = ()  # golden's and the target's, once they are asked
     _same: list[EffectPair] = field(default_factory=list)  # effects that are shown to be
@@ -157,7 +163,7 @@ class StepProof:
     def ask(self, ours: StepOfModel, theirs: StepOfModel) -> Before | None:
         """Ask about its start and its program; returns the step for the next one to follow from."""
         book, choices = Book(), Choices()
-        start = Start(book, self.before)
+        start = Start(book, self.before, self.levels)
         programs = [
             read_program(archive, *place)
             for archive, place in ((self.golden, ours), (self.target, theirs))
@@ -183,8 +189,13 @@ class StepProof:
             mine.quantity(leaf)
         mine.follow()
         choices.singles = mine.singles
-        its = self._following(programs[0], start, choices.copy(), None)
-        if not _have_one_expression(its, mine):
+        anchors = Anchors(self.levels, programs[0], mine) if self.levels else None
+        its = self._following(
+            programs[0], start, choices.copy(), SameNumbers(mine, ()) if anchors else None, anchors
+        )
+        if anchors is not None:
+            self._anchored(start, anchors)
+        elif not _have_one_expression(its, mine):
             start.forget_golden()
             shared = {id(each) for each in its.quantities.values()}
             its = self._following(programs[0], start, choices.copy(), SameNumbers(mine, shared))
@@ -195,19 +206,28 @@ class StepProof:
             if not one.effect.value.key.slot.is_gradient and not one.effect.is_state
         ]
         self._starts(start, its, mine, noise_of(returned, its, mine))
-        self._programs(its, mine, effects)
+        self._programs(its, mine, effects, anchors)
         self._programs_asked, self.shadows = (its.program, mine.program), (its, mine)
         self._show()
         self.proof.idle = {"golden": _idle(its), "target": _idle(mine)}
         return Before(its, mine, self.before)
 
+    def _anchored(self, start: Start, anchors: Anchors) -> None:
+        """Keep what declared levels explain."""
+        self.proof.levels |= start.rounded | anchors.known
+
     def _following(
-        self, program: Program, start: Start, choices: Choices, other: SameNumbers | None
+        self,
+        program: Program,
+        start: Start,
+        choices: Choices,
+        other: SameNumbers | None,
+        anchors: Anchors | None = None,
     ) -> Shadow:
         """Golden's shadow; quantities that the target computes otherwise are known by `other`."""
         return Shadow(
             self.golden, program, start.book, start.of_golden, choices,
-            partial(start.precomputed, "target"), other,
+            partial(start.precomputed, "target"), other, anchors,
         ).follow()  # fmt: skip
 
     def ask_kernels(self) -> None:
@@ -287,7 +307,9 @@ class StepProof:
             reason = "it holds other numbers than golden's"
             self._add(ProofAnswer.DIFFERENT_START, "target", place, reason)
 
-    def _programs(self, golden: Shadow, target: Shadow, effects: PairedEffects) -> None:
+    def _programs(
+        self, golden: Shadow, target: Shadow, effects: PairedEffects, anchors: Anchors | None
+    ) -> None:
         self.proof.num_effects += len(effects.pairs)
         self.proof.remarks += effects.remarks
         unmade = [self._unmade("golden", golden), self._unmade("target", target)]
@@ -309,6 +331,9 @@ class StepProof:
         for side, effect, why in effects.unsettled:
             place = _ProofPlace.of_value(golden if side == "golden" else target, effect.value)
             self._add(ProofAnswer.UNKNOWN, side, place, why)
+        if anchors is not None:
+            self._part_at_levels(golden, target, effects.differing, anchors)
+            return
         bridged, differing = _Bridged(golden, target), []
         for pair in effects.differing:
             if any(each.effect.value in open_ for each, open_ in zip(pair, unmade, strict=True)):
@@ -323,6 +348,32 @@ class StepProof:
         forward = [pair for pair in differing if not pair[1].effect.value.key.slot.is_gradient]
         if differing:  # what a backward pass differs in follows from what it goes through
             self._localise(golden, target, forward or differing)
+
+    def _part_at_levels(
+        self, golden: Shadow, target: Shadow, differing: Sequence[EffectPair], anchors: Anchors
+    ) -> None:
+        """Of effects that differ where levels are declared: the first value these do not explain.
+
+        Without one, how the target computes what it rounds is not known.
+        """
+        known, found = KnownQuantities(golden), dict[Refusal, None]()
+        for its, mine in differing:
+            behind = _used(target.program, [mine.effect.value])
+            refused = (r for r in anchors.refused if r.target in behind)
+            first = next((r for r in refused if not known.has(target.quantity(r.target))), None)
+            if first is not None:
+                found[first] = None
+                continue
+            reason = f"nothing shows that {', '.join(self.levels)} explains what {its.effect.name} differs in"
+            self._add(
+                ProofAnswer.UNKNOWN, "target", _ProofPlace.of_value(target, mine.effect.value), reason
+            )
+            self.proof.unexplained[mine.effect.value] = reason
+        for each in found:
+            key, rank = each.place, each.target.rank
+            order = target.record(each.target).order
+            place = _ProofPlace(key.op, key.call, key.slot, rank, order)
+            self._add(ProofAnswer.DIFFERENT_PROGRAM, "target", place, each.reason)
 
     def _unmade(self, side: str, shadow: Shadow) -> set[ValueId]:
         """Effects of which it is not known what made them; that is told."""

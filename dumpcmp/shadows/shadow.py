@@ -54,6 +54,16 @@ class SameNumbersOf(Protocol):
     def find(self, quantity: Quantity, shape: tuple[int, ...]) -> Quantity | None: ...
 
 
+class AnchorsOf(Protocol):
+    """What finds values at which a run goes on from what another rounded."""
+
+    def taken(
+        self, node: Node, inputs: Mapping[str, Quantity], shadow: Shadow
+    ) -> Mapping[str, Quantity]: ...
+
+    def given(self, node: Node, inputs: Mapping[str, Quantity], shadow: Shadow) -> None: ...
+
+
 @dataclass(eq=False)
 class Shadow:
     """One run's program in exact arithmetic: the quantity of each of its values."""
@@ -65,6 +75,7 @@ class Shadow:
     choices: Choices
     precomputed: Callable[[Shadow, ValueId], Quantity | None] = lambda _, __: None
     other: SameNumbersOf | None = None  # the other run's quantities, to be found by their numbers
+    anchors: AnchorsOf | None = None
     quantities: dict[ValueId, Quantity] = field(default_factory=dict)
     bridges: dict[int, Node] = field(default_factory=dict)  # by id of what was taken as it is
     singles: list[SingleNumber] = field(default_factory=list)
@@ -116,7 +127,17 @@ class Shadow:
     def _add(self, node: Node) -> None:
         if not node.gives:
             return
-        inputs = {slot: self.quantity(value) for slot, value in node.takes.items()}
+        inputs: Mapping[str, Quantity] = {
+            slot: self.quantity(value) for slot, value in node.takes.items()
+        }
+        if self.anchors is None:
+            self._follow(node, inputs)
+            return
+        inputs = self.anchors.taken(node, inputs, self)
+        self._follow(node, inputs)
+        self.anchors.given(node, inputs, self)
+
+    def _follow(self, node: Node, inputs: Mapping[str, Quantity]) -> None:
         if node.own is not None:
             given = tuple((slot, id(each)) for slot, each in inputs.items())
             place = "own", node.own.slot  # no size, which another choice could have changed
@@ -146,7 +167,7 @@ class Shadow:
         if made is not None:
             made.level = own.level
 
-    def _apply(self, node: Node, function: ReplayFunction, inputs: dict[str, Quantity]) -> None:
+    def _apply(self, node: Node, function: ReplayFunction, inputs: Mapping[str, Quantity]) -> None:
         if function.name in _CONSTANTS and any(map(self._is_inside, node.gives.values())):
             run = partial(_run_as_rounded, node.call)
             self._put(node, ("constant", self._arguments(node, function)), inputs, run)
@@ -175,7 +196,7 @@ class Shadow:
         for value in node.gives.values():
             self.quantities[value] = self.leaf_of(self, value)
 
-    def _compute(self, node: Node, function: ReplayFunction, inputs: dict[str, Quantity]) -> None:
+    def _compute(self, node: Node, function: ReplayFunction, inputs: Mapping[str, Quantity]) -> None:
         run: Operation = partial(_run, node.call.arguments, function)
         if function.name in _BY_STRIDE:
             run = partial(_run_strided, self.record(node.takes["input.0"]), run)
@@ -221,8 +242,10 @@ class Shadow:
         recorded = {slot: self.loader(value) for slot, value in node.gives.items()}
         made = self.book.computed(expression, lambda: Application(run, inputs, recorded, str(node)))
         self._give(node, made)
-        for value in node.gives.values() if self.other is not None else ():
-            found = self.other.find(self.quantities[value], self.record(value).shape)
+        other = self.other
+        for value in node.gives.values() if other is not None else ():
+            assert other is not None
+            found = other.find(self.quantities[value], self.record(value).shape)
             self.quantities[value] = found or self.quantities[value]
 
     def _give(self, node: Node, made: Mapping[str, Quantity]) -> None:
@@ -248,7 +271,7 @@ class Shadow:
         for slot, value in node.gives.items():
             self.quantities[value] = found[slot] if slot in found else self._recorded(value)
 
-    def _draw(self, node: Node, function: ReplayFunction, inputs: dict[str, Quantity]) -> None:
+    def _draw(self, node: Node, function: ReplayFunction, inputs: Mapping[str, Quantity]) -> None:
         """What was drawn is a leaf: of a dropout, which elements it dropped."""
         share = self._dropped(node, function)
         first = node.gives.get("output.0")
@@ -260,7 +283,7 @@ class Shadow:
         given = {"input.0": inputs["input.0"], "drawn": drawn}
         self._put(node, expression, given, partial(_drop, share))
 
-    def _choose(self, node: Node, function: ReplayFunction, inputs: dict[str, Quantity]) -> None:
+    def _choose(self, node: Node, function: ReplayFunction, inputs: Mapping[str, Quantity]) -> None:
         """The target's choice is both runs' choice: whether it was right is the kernel's matter."""
         key = (function.name, *self._arguments(node, function))
         chosen = self.choices.same(key, inputs)

@@ -12,6 +12,8 @@ import torch
 
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.record import Kept, Record
+from dumpcmp.nouns.value import value_of
+from dumpcmp.shadows.declared_levels import are_codes, quantised
 from dumpcmp.shadows.program import Program, ValueId
 from dumpcmp.shadows.quantities import Book, Quantity
 from dumpcmp.shadows.shadow import Shadow, identity, load
@@ -25,6 +27,7 @@ class Relation(StrEnum):
 
     CAST = "cast"  # one is the other, rounded to a shorter dtype
     CARRIED = "carried"  # both are one quantity of the step before
+    LEVELS = "levels"  # the target's is golden's, rounded to declared levels
     OTHER = "other"
 
 
@@ -85,6 +88,8 @@ class Start:
 
     book: Book
     before: Before | None = None
+    levels: tuple[str, ...] = ()  # that are declared
+    rounded: dict[tuple[ValueId, ValueId], str] = field(default_factory=dict)  # what they explain
     differing: list[LeafPair] = field(default_factory=list)
     alone: list[ValueId] = field(default_factory=list)  # golden's, of which the target has none
     _targets: dict[NameInProgram, list[ValueId]] = field(default_factory=dict)
@@ -172,8 +177,11 @@ class Start:
             name = self.before.names.get(name, name)
         named = self._targets.get(name, ())
         for other in sorted(named, key=lambda each: each.rank != value.rank):
-            if self._records[other].shape == record.shape:
-                relation = self._relation(shadow, record, other)
+            theirs = self._records[other]
+            if self.levels and are_codes(record.dtype, theirs.dtype):
+                continue
+            if theirs.shape == record.shape:
+                relation = self._relation(shadow, value, other)
                 return LeafPair(value, other, relation)
         if self.before is None or not _is_telling(record):
             return None
@@ -183,13 +191,31 @@ class Start:
                 return LeafPair(value, other, Relation.CARRIED)
         return None
 
-    def _relation(self, shadow: Shadow, record: Record, other: ValueId) -> Relation:
+    def _relation(self, shadow: Shadow, value: ValueId, other: ValueId) -> Relation:
+        record = shadow.record(value)
         theirs = self._records[other]
         if _is_cast(shadow, record, theirs, self._of_target[other]):
             return Relation.CAST
         if self.before is not None and self.before.is_carried(record, theirs):
             return Relation.CARRIED
+        if self.levels and (said := self._said_of_levels(shadow, value, other)):
+            self.rounded[value, other] = said
+            return Relation.LEVELS
         return Relation.OTHER
+
+    def _said_of_levels(self, shadow: Shadow, value: ValueId, other: ValueId) -> str:
+        dtypes = shadow.record(value).dtype, self._records[other].dtype
+        try:
+            ours, theirs = (
+                value_of(tensor.to(getattr(torch, dtype)))
+                for tensor, dtype in zip(
+                    (shadow.loader(value)(), self._of_target[other].tensor), dtypes, strict=True
+                )
+            )
+        except DumpcmpError:
+            return ""
+        found = quantised(ours, theirs, self.levels)
+        return found.said if found else ""
 
 
 def _weights(shadow: Shadow) -> Iterator[tuple[NameInProgram, Quantity]]:

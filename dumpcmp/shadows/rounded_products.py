@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from dumpcmp.comparing.reruns import Loading
 from dumpcmp.judge.replaying import said_of_factors, wrong
 from dumpcmp.judge.tolerances import QUANTISED, QUANTISED_GRADIENTS, REPLAY_CHANCE
 from dumpcmp.nouns.levels import Levels
@@ -26,20 +25,17 @@ class Factor(StrEnum):
     UNSEEN = "unseen"  # a weight that the target holds in a form of its own
     SEEN = "seen"
     GRADIENT = "gradient"  # what a backward pass is given
+    ANCHORED = "anchored"  # what it was rounded to is known
 
     def levels(self, word: str) -> Levels | None:
         """Those that it may have been rounded to where `word` is declared."""
         levels = QUANTISED[word]
+        if self is Factor.ANCHORED:
+            return None
         if self is Factor.UNSEEN:
             return levels
         known = QUANTISED_GRADIENTS if self is Factor.GRADIENT else QUANTISED
         return known.get(levels.factor)
-
-
-def factor_of(reading: object) -> Factor:
-    """What a forward value is: golden's is read where the target's has a form of its own."""
-    is_unseen = isinstance(reading, Loading) and not reading.is_target
-    return Factor.UNSEEN if is_unseen else Factor.SEEN
 
 
 @dataclass(frozen=True, slots=True)
