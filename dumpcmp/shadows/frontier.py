@@ -73,6 +73,10 @@ class KnownQuantities:
             return True
         return self.in_any_order and any(is_permuted_dims(quantity, each) for _, each in near)
 
+    def is_own(self, quantity: Quantity) -> bool:
+        """Whether the run asks for just this."""
+        return id(quantity) in self._own
+
     def has_bytes(self, digest: str) -> bool:
         """Whether the run recorded these bytes, though nothing may have used them."""
         return bool(digest) and digest in self._digests
@@ -139,13 +143,31 @@ def _frontier(shadow: Shadow, values: Iterable[ValueId], other: KnownQuantities)
         if node is None or value in seen:
             continue
         seen.add(value)
-        before = [each for each in node.takes.values() if not other.has(shadow.quantity(each))]
+        before = [each for each in node.takes.values() if _is_lacking(shadow, each, other)]
         made = [each for each in before if each in shadow.program.producers]
         waiting += made
         if not made and node not in found:
             found.append(node)
     terms = {node for node in found if _is_term(shadow, node)}
     return sorted(found, key=lambda node: (node in terms, node.call.order, node.rank))
+
+
+def _is_lacking(shadow: Shadow, value: ValueId, other: KnownQuantities) -> bool:
+    """Whether `other` lacks a value, or something that it is made of, where it tells nothing."""
+    seen = {value}
+    waiting = [value]
+    while waiting:
+        place = waiting.pop()
+        quantity = shadow.quantity(place)
+        if not other.has(quantity):
+            return True
+        if other.is_own(quantity) or quantity.problem or quantity.is_telling:
+            continue
+        node = shadow.program.producers.get(place)
+        before = {each for each in node.takes.values() if each not in seen} if node else set()
+        seen |= before
+        waiting += sorted(before)
+    return False
 
 
 def _is_term(shadow: Shadow, node: Node) -> bool:
