@@ -14,19 +14,22 @@ from dumpcmp.comparing.no_gradient import _is_zero
 from dumpcmp.comparing.requests import Asking, _unasked
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.stopped import said_of_ranks
+from dumpcmp.comparing.terms import terms_given
+from dumpcmp.comparing.updates import with_updates
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.newengine.between_steps import BetweenSteps
 from dumpcmp.newengine.checks import CallCheck, CallRecords, check_calls
 from dumpcmp.newengine.programs import RunValues, StepPrograms
 from dumpcmp.newengine.verdicts import Absence, Meaning, ValueFacts
-from dumpcmp.judge.tolerances import APART
+from dumpcmp.judge.tolerances import APART, STANDS_OUT
 from dumpcmp.nouns.arithmetic import gives_memory
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.leaf import LeafFinding
 from dumpcmp.nouns.record import UNWRITTEN
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Unwritten
+from dumpcmp.nouns.row import NOWHERE, UNMEASURED, LaidOut, Measured, Pair, Unwritten
+from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.shadows.graph_links import INSIDE
 from dumpcmp.shadows.kernel_checks import load_value
 from dumpcmp.shadows.kernel_regions import check_regions, is_compiled
@@ -340,7 +343,39 @@ class Facts:
             main=self.mains[pair],
             again=self.between.again.get(pair),
             is_passed_on=self._is_passed_on(pair),
+            replicas=measured.laid.finding if measured.laid else "",
+            by_rank=_on_ranks(measured.laid) if measured.laid else "",
+            holders=self._holders(pair),
+            is_stated=any(run.side.states(key) for run, key in self._sides(pair)),
+            shown_by=self._shown_sums.get(pair),
+            unsettled=self._in_terms.get(pair, ""),
         )
+
+    # values on ranks
+
+    @cached_property
+    def _in_terms(self) -> dict[Pair, str]:
+        """Results of which each rank gives out a term."""
+        return terms_given(self.measured, self.target.side.listing)
+
+    @cached_property
+    def _shown_sums(self) -> dict[Pair, Pair]:
+        """Gradients that lie in terms, and what shows that these were added up."""
+        open_ = {pair: () for pair, one in self.measured.items() if one.terms}
+        if not open_:
+            return {}
+        following = NOWHERE._replace(made=open_)
+        golden = self.golden.side.listing
+        found = with_updates(following, self.pairs, self.measured, golden).made
+        return {pair: after[0] for pair, after in found.items() if after}
+
+    def _holders(self, pair: Pair) -> str:
+        """The ranks that have what the target alone has, where not all do."""
+        listing = self.target.side.listing
+        if pair.golden or pair.target is None or listing.num_ranks == 1:
+            return ""
+        ranks = {record.rank for record in listing.values[pair.target]}
+        return ranks_named(ranks) if len(ranks) < listing.num_ranks else ""
 
     def _is_passed_on(self, pair: Pair) -> bool:
         """Whether both of its values were made, or given, where others stand for them."""
@@ -488,6 +523,18 @@ class Facts:
         exact = [pair for pair in here if _slot(pair, finding) == finding.slot]
         given = [pair for pair in here if _is_given_out(pair, finding)]
         return next(iter([*exact, *given, *here]), None)
+
+
+def _on_ranks(laid: LaidOut) -> str:
+    """What a difference looks like, rank by rank; who has much more of it, or has the value."""
+    if laid.remark:
+        return laid.remark
+    errors = laid.by_rank
+    least = min((error for _, error in errors), default=0.0)
+    worse = {rank: error for rank, error in errors if error > STANDS_OUT * least}
+    if not 0 < len(worse) < len(errors):
+        return laid.holders
+    return f"wrong: {ranks_named(worse)} (rel_l2 {max(worse.values()):.2g})"
 
 
 def _slot(pair: Pair, finding: ProofFinding) -> str:

@@ -89,7 +89,11 @@ class KnownQuantities:
     def has_in_slices(self, quantity: Quantity) -> bool:
         """Whether it is a slice of what the run has, or all of its slices are: a long search."""
         try:
-            found = self._is_slice(quantity.print) or self._is_joined(quantity)
+            found = (
+                self._is_slice(quantity.print)
+                or self._is_joined(quantity)
+                or self._is_selected(quantity)
+            )
         except DumpcmpError:
             return False
         self._answers[id(quantity)] = found
@@ -107,6 +111,16 @@ class KnownQuantities:
         tensor = quantity.tensor
         parts = (each.print for each in self._telling if each.print.numel < tensor.numel())
         return is_covered(Marginals(tensor), parts)
+
+    def _is_selected(self, quantity: Quantity) -> bool:
+        """Whether it is indices of one dim of something that the run has, in whatever order."""
+        part = Marginals(quantity.tensor)
+        return any(
+            part.is_selected_from(whole)
+            for size, held in self._marginals.items()
+            for whole in held
+            if size > quantity.tensor.numel()
+        )
 
     @cached_property
     def _telling(self) -> list[Quantity]:
