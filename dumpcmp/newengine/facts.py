@@ -21,6 +21,7 @@ from dumpcmp.newengine.between_steps import BetweenSteps
 from dumpcmp.newengine.checks import CallCheck, CallRecords, check_calls
 from dumpcmp.newengine.programs import RunValues, StepPrograms
 from dumpcmp.newengine.verdicts import Absence, Meaning, ValueFacts
+from dumpcmp.judge.replaying import wrong
 from dumpcmp.judge.tolerances import APART, STANDS_OUT
 from dumpcmp.nouns.arithmetic import gives_memory
 from dumpcmp.nouns.errors import DumpcmpError
@@ -183,12 +184,19 @@ class Facts:
                         continue
                     tasks.append(self._task(side, run, shadow.program, node, allow))
                     names.append((side, node))
+            for node in dict.fromkeys(run.gradients.values()):
+                program = next(s.program for s in run.shadows if _is_of(s.program, node))
+                if node.gives.items() and not program.producers.keys() & node.gives.values():
+                    tasks.append(self._task(side, run, program, node, allow))
+                    names.append((side, node))
+        run_of = {"golden": self.golden, "target": self.target}
         sizes = [task.nbytes for task in tasks]
         total, done = sum(sizes), 0
         results = run_batched(check_calls, tasks, workers)
         for (side, node), nbytes, found in zip(names, sizes, results, strict=True):
             for slot, replay in found.items():
-                self.checks[side, node.gives[slot]] = replay
+                own = run_of[side].gradients.get(node.gives[slot])
+                self.checks[side, node.gives[slot]] = _alone_on_rank(replay, own)
             done += nbytes
             if tell and nbytes:
                 tell(done, total)
@@ -291,7 +299,7 @@ class Facts:
         """Outputs of calls whose inputs are the same to the bit on both sides."""
         found = set()
         for pair in self.pairs:
-            before = self.sources[pair]
+            before = () if pair.key.slot.is_gradient else self.sources[pair]  # gradients are sums
             if before and pair.both and all(self._is_equal(each) for each in before):
                 found.add(pair)
         return found
@@ -525,6 +533,17 @@ class Facts:
         return next(iter([*exact, *given, *here]), None)
 
 
+def _is_of(program: Program, node: Node) -> bool:
+    return all(value in program.records for value in node.takes.values())
+
+
+def _alone_on_rank(replay: Replay, own: Node | None) -> Replay:
+    """What is known of a gradient by its rank's own calls: others may have added to it."""
+    if own is None or not replay.is_known or not wrong(replay):
+        return replay
+    return Replay(unknown="what the ranks made of this gradient together is not on record")
+
+
 def _on_ranks(laid: LaidOut) -> str:
     """What a difference looks like, rank by rank; who has much more of it, or has the value."""
     if laid.remark:
@@ -556,8 +575,6 @@ def is_effect(key: Key) -> bool:
 
 
 def _doubt(replay: Replay) -> tuple[bool, bool, float]:
-    from dumpcmp.judge.replaying import wrong
-
     is_wrong = replay.is_known and bool(wrong(replay))
     return is_wrong, not replay.is_known, replay.introduced if replay.introduced > 0 else 0.0
 

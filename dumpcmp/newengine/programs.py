@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.side import Side, StepName
 from dumpcmp.nouns.key import Key
+from dumpcmp.shadows.gradient_sums import gradient_nodes
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.proving import Proof, StepProof
 from dumpcmp.shadows.quantities import Quantity
@@ -33,12 +34,16 @@ class RunValues:
     shadows: list[Shadow] = field(default_factory=list)
     quantities: dict[ValueId, Quantity] = field(default_factory=dict)
     firsts: dict[ValueId, ValueId] = field(default_factory=dict)
+    gradients: dict[ValueId, Node] = field(default_factory=dict)  # of ranks: by their own calls
     names: Mapping[Key, Key] = field(default_factory=dict)  # of weights at the end: the effect
 
     def add(self, shadow: Shadow) -> None:
         self.shadows.append(shadow)
         self.firsts |= shadow.program.places
         self.quantities |= shadow.quantities
+        if len(shadow.program.ranks) > 1:
+            for node in gradient_nodes(shadow.program):
+                self.gradients |= dict.fromkeys(node.gives.values(), node)
 
     def places(self, key: Key) -> Iterator[ValueId]:
         """The values that ranks have under a name."""
@@ -59,10 +64,8 @@ class RunValues:
         return held[0] if len(held) == 1 else None
 
     def producer(self, place: ValueId) -> Node | None:
-        return next(
-            (node for shadow in self.shadows if (node := shadow.program.producers.get(place))),
-            None,
-        )
+        found = (shadow.program.producers.get(place) for shadow in self.shadows)
+        return next((node for node in found if node), None) or self.gradients.get(place)
 
     def consumers(self, place: ValueId) -> Iterator[Node]:
         for shadow in self.shadows:

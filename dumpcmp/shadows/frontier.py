@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 
+import torch
 from torch import Tensor
 
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.shadows.fingerprints import Fingerprint, PrintIndex, same_elements
+from dumpcmp.shadows.fingerprints import (
+    Fingerprint,
+    PrintIndex,
+    fingerprint,
+    is_telling,
+    same_elements,
+)
 from dumpcmp.shadows.program import Node, ValueId
 from dumpcmp.shadows.quantities import Application, Quantity
 from dumpcmp.shadows.rewritten_memory import RewrittenMemory
@@ -72,6 +79,18 @@ class KnownQuantities:
         if any(each.is_same(quantity.print) for each, _ in near):
             return True
         return self.in_any_order and any(is_permuted_dims(quantity, each) for _, each in near)
+
+    def has_sum(self, terms: Sequence[Quantity]) -> bool:
+        """Whether the run has what terms add up to, element by element."""
+        try:
+            if len({each.tensor.shape for each in terms}) != 1:
+                return False
+            total = torch.stack([each.tensor for each in terms]).sum(0)
+            found = fingerprint(total)
+            near = [each for _, each in self._prints.near(found)] if is_telling(total) else []
+            return any(same_elements(total, each.tensor) for each in near)
+        except DumpcmpError:
+            return False
 
     def is_own(self, quantity: Quantity) -> bool:
         """Whether the run asks for just this."""
