@@ -6,6 +6,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from dumpcmp.align.laps import in_laps
 from dumpcmp.align.mesh.deliveries import without_collectives
 from dumpcmp.align.pairing import in_golden_terms
 from dumpcmp.align.passes import with_collectives
@@ -55,6 +56,7 @@ class Comparing(_Comparing):
         if self.verify_digests:
             check_all((ours, theirs), workers)
         shortcuts = allowed(self.allow, theirs.archive, _devices(theirs))
+        ours = self._in_laps(ours, theirs)
         is_usual = isinstance(rule, ReferenceChecker | RoundingChecker)
         is_asked = is_usual and self.replaying is not Replaying.OFF
         levels = tuple(sorted(QUANTISED.keys() & shortcuts))
@@ -119,6 +121,13 @@ class Comparing(_Comparing):
         self.noted.is_undeclared |= ways.is_undeclared
         self.nbytes += nbytes
         let_go()
+
+    def _in_laps(self, ours: Side, theirs: Side) -> Side:
+        """Golden with what it runs in a loop, once for each of the target's ranks, as one value."""
+        terms = in_golden_terms(ours.listing, theirs.listing, self.counting)
+        listing = in_laps(ours.listing, theirs.listing, terms)
+        self.noted.num_laps += len(ours.listing.values) - len(listing.values)
+        return ours if listing is ours.listing else replace(ours, listing=listing)
 
     def _matched(self, ours: Side, theirs: Side, one, other) -> list[Pair]:
         golden, target = ours.listing, theirs.listing

@@ -14,8 +14,11 @@ from dumpcmp.comparing.no_gradient import _is_zero
 from dumpcmp.comparing.paired_calls import call_differences
 from dumpcmp.comparing.requests import Asking, _unasked
 from dumpcmp.comparing.stopped import said_of_ranks
+from dumpcmp.comparing.terms import terms_given
+from dumpcmp.comparing.updates import with_updates
 from dumpcmp.comparing.ways import Ways
-from dumpcmp.judge.tolerances import APART
+from dumpcmp.judge.replaying import wrong
+from dumpcmp.judge.tolerances import APART, STANDS_OUT
 from dumpcmp.newengine.between_steps import BetweenSteps
 from dumpcmp.newengine.checks import CallCheck, CallRecords, check_calls
 from dumpcmp.newengine.programs import RunValues, StepPrograms
@@ -25,7 +28,8 @@ from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.key import ROOT, Key, Site
 from dumpcmp.nouns.leaf import LeafFinding
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Trouble, Unwritten
+from dumpcmp.nouns.row import NOWHERE, UNMEASURED, LaidOut, Measured, Pair, Trouble, Unwritten
+from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.shadows.kernel_checks import load_value
 from dumpcmp.shadows.kernel_regions import check_regions, is_compiled
 from dumpcmp.shadows.program import Node, Program, ValueId
@@ -181,12 +185,19 @@ class Facts:
                         continue
                     tasks.append(self._task(side, run, program, node, allow))
                     names.append((side, node))
+            for node in dict.fromkeys(run.gradients.values()):
+                program = next(each for each in run.programs if _is_of(each, node))
+                if node.gives.items() and not program.producers.keys() & node.gives.values():
+                    tasks.append(self._task(side, run, program, node, allow))
+                    names.append((side, node))
+        run_of = {"golden": self.golden, "target": self.target}
         sizes = [task.nbytes for task in tasks]
         total, done = sum(sizes), 0
         results = run_batched(check_calls, tasks, workers)
         for (side, node), nbytes, found in zip(names, sizes, results, strict=True):
             for slot, replay in found.items():
-                self.checks[side, node.gives[slot]] = replay
+                own = run_of[side].gradients.get(node.gives[slot])
+                self.checks[side, node.gives[slot]] = _alone_on_rank(replay, own)
             done += nbytes
             if tell and nbytes:
                 tell(done, total)
@@ -301,7 +312,7 @@ class Facts:
         """Outputs of calls whose inputs are the same to the bit on both sides."""
         found = set()
         for pair in self.pairs:
-            before = self.sources[pair]
+            before = () if pair.key.slot.is_gradient else self.sources[pair]  # gradients are sums
             if before and pair.both and all(self._is_equal(each) for each in before):
                 found.add(pair)
         return found
@@ -355,6 +366,12 @@ class Facts:
             main=self.mains[pair],
             again=self.between.again.get(pair),
             is_passed_on=self._is_passed_on(pair),
+            replicas=measured.laid.finding if measured.laid else "",
+            by_rank=_on_ranks(measured.laid) if measured.laid else "",
+            holders=self._holders(pair),
+            is_stated=any(run.side.states(key) for run, key in self._sides(pair)),
+            shown_by=self._shown_sums.get(pair),
+            unsettled=self._in_terms.get(pair, ""),
         )
 
     @cached_property
@@ -368,6 +385,32 @@ class Facts:
         if key is None or not key.slot.is_output or key.site not in self.calls:
             return ""
         return self.calls[key.site].said
+
+    # values on ranks
+
+    @cached_property
+    def _in_terms(self) -> dict[Pair, str]:
+        """Results of which each rank gives out a term."""
+        return terms_given(self.measured, self.target.side.listing)
+
+    @cached_property
+    def _shown_sums(self) -> dict[Pair, Pair]:
+        """Gradients that lie in terms, and what shows that these were added up."""
+        open_ = {pair: () for pair, one in self.measured.items() if one.terms}
+        if not open_:
+            return {}
+        following = NOWHERE._replace(made=open_)
+        golden = self.golden.side.listing
+        found = with_updates(following, self.pairs, self.measured, golden).made
+        return {pair: after[0] for pair, after in found.items() if after}
+
+    def _holders(self, pair: Pair) -> str:
+        """The ranks that have what the target alone has, where not all do."""
+        listing = self.target.side.listing
+        if pair.golden or pair.target is None or listing.num_ranks == 1:
+            return ""
+        ranks = {record.rank for record in listing.values[pair.target]}
+        return ranks_named(ranks) if len(ranks) < listing.num_ranks else ""
 
     def _is_passed_on(self, pair: Pair) -> bool:
         """Whether both of its values were made, or given, where others stand for them."""
@@ -393,9 +436,7 @@ class Facts:
     def _unsettled(self, pair: Pair) -> str:
         """Why nobody knows if declared levels explain what an effect differs in."""
         places = self.target.places(pair.target) if pair.both and pair.target else ()
-        found = (
-            step.proof.unexplained.get(place, "") for place in places for step in self.steps
-        )
+        found = (step.proof.unexplained.get(place, "") for place in places for step in self.steps)
         return next(filter(None, found), "")
 
     @cached_property
@@ -541,6 +582,29 @@ class Facts:
         return next(iter([*exact, *given, *here]), None)
 
 
+def _is_of(program: Program, node: Node) -> bool:
+    return all(value in program.records for value in node.takes.values())
+
+
+def _alone_on_rank(replay: Replay, own: Node | None) -> Replay:
+    """What is known of a gradient by its rank's own calls: others may have added to it."""
+    if own is None or not replay.is_known or not wrong(replay):
+        return replay
+    return Replay(unknown="what the ranks made of this gradient together is not on record")
+
+
+def _on_ranks(laid: LaidOut) -> str:
+    """What a difference looks like, rank by rank; who has much more of it, or has the value."""
+    if laid.remark:
+        return laid.remark
+    errors = laid.by_rank
+    least = min((error for _, error in errors), default=0.0)
+    worse = {rank: error for rank, error in errors if error > STANDS_OUT * least}
+    if not 0 < len(worse) < len(errors):
+        return laid.holders
+    return f"wrong: {ranks_named(worse)} (rel_l2 {max(worse.values()):.2g})"
+
+
 def _slot(pair: Pair, finding: ProofFinding) -> str:
     key = pair.golden if finding.side == "golden" else pair.target
     return str(key.slot) if key else ""
@@ -560,8 +624,6 @@ def is_effect(key: Key) -> bool:
 
 
 def _doubt(replay: Replay) -> tuple[bool, bool, float]:
-    from dumpcmp.judge.replaying import wrong
-
     is_wrong = replay.is_known and bool(wrong(replay))
     return is_wrong, not replay.is_known, replay.introduced if replay.introduced > 0 else 0.0
 

@@ -28,6 +28,7 @@ from dumpcmp.shadows.quantities import Quantity
 from dumpcmp.shadows.rounded_products import Factor, Product
 from dumpcmp.shadows.shadow import Shadow
 
+
 class Refusal(NamedTuple):
     """A value of the target in golden's place that declared levels do not explain."""
 

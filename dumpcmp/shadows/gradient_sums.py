@@ -136,6 +136,14 @@ def with_gradients(program: Program, load: LoadRecorded | None = None) -> Progra
     return replace(program, nodes=nodes, effects=[*program.effects, *shown])
 
 
+def gradient_nodes(program: Program) -> list[Node]:
+    """How each gradient follows from others on its own rank, as far as its calls tell.
+
+    What ranks add up besides is not in it.
+    """
+    return [node for _, node in _gradient_nodes(program)]
+
+
 def _in_place(program: Program, made: Mapping[ValueId, Node]) -> Iterator[Node]:
     """The nodes of `program` and those that were `made`: for what calls gave, in their places."""
     for node in program.nodes:

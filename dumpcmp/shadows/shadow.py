@@ -196,7 +196,9 @@ class Shadow:
         for value in node.gives.values():
             self.quantities[value] = self.leaf_of(self, value)
 
-    def _compute(self, node: Node, function: ReplayFunction, inputs: Mapping[str, Quantity]) -> None:
+    def _compute(
+        self, node: Node, function: ReplayFunction, inputs: Mapping[str, Quantity]
+    ) -> None:
         run: Operation = partial(_run, node.call.arguments, function)
         if function.name in _BY_STRIDE:
             run = partial(_run_strided, self.record(node.takes["input.0"]), run)
@@ -231,9 +233,12 @@ class Shadow:
                 return
         self._put(node, expression, inputs, run)
         first = next(iter(node.gives.values()))
-        self.choices.note(given, told, self.quantities[first].siblings or dict(
-            (slot, self.quantities[value]) for slot, value in node.gives.items()
-        ))
+        self.choices.note(
+            given,
+            told,
+            self.quantities[first].siblings
+            or dict((slot, self.quantities[value]) for slot, value in node.gives.items()),
+        )
 
     def _put(
         self, node: Node, expression: Hashable, inputs: Mapping[str, Quantity], run: Operation
