@@ -47,6 +47,8 @@ from dumpcmp.nouns.row import Pair, Row
 
 @dataclass(slots=True, eq=False)
 class Comparing(_Comparing):
+    """How to compare on three questions, and what earlier spans have come to."""
+
     programs: Programs | None = None
     states: dict[Pair, ValueState] = field(default_factory=dict)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -175,7 +175,7 @@ class Facts:
         for side, run in (("golden", self.golden), ("target", self.target)):
             others = self.settling("target" if side == "golden" else "golden")
             for program in run.programs:
-                self._check_regions(side, run, program, others)
+                self._check_regions(side, run, program)
                 for node in program.nodes:
                     if not node.gives or is_compiled(node):
                         continue
@@ -231,9 +231,7 @@ class Facts:
     def _signs(self) -> dict[str, set[tuple[object, ...]]]:
         return {}
 
-    def _check_regions(
-        self, side: str, run: RunValues, program: Program, others: set[tuple[object, ...]]
-    ) -> None:
+    def _check_regions(self, side: str, run: RunValues, program: Program) -> None:
         nodes = [node for node in program.nodes if is_compiled(node) and node.gives]
         if not nodes:
             return
@@ -353,7 +351,7 @@ class Facts:
             leaf=self._leaf(pair) if not is_made else "",
             levels=self._levels(pair),
             is_code=pair in self.codes,
-            unsettled=self._unsettled(pair),
+            unsettled=self._in_terms.get(pair, "") or self._unsettled(pair),
             parting=partings.get(pair, ""),
             call=self._in_call(pair),
             is_shown=self._is_shown(pair),
@@ -371,7 +369,6 @@ class Facts:
             holders=self._holders(pair),
             is_stated=any(run.side.states(key) for run, key in self._sides(pair)),
             shown_by=self._shown_sums.get(pair),
-            unsettled=self._in_terms.get(pair, ""),
         )
 
     @cached_property

@@ -117,7 +117,7 @@ class Anchors:
         return self.target.quantity(theirs)
 
     def said_of_levels(self, golden: Tensor, target: Tensor) -> str:
-        """That the target's tensor is golden's to the nearest level, as a sentence; else nothing."""
+        """That the target's tensor is golden's to the nearest level, in words; else nothing."""
         found = quantised(value_of(golden), value_of(target), self.words)
         return found.said if found else ""
 

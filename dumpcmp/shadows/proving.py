@@ -364,7 +364,8 @@ class StepProof:
             if first is not None:
                 found[first] = None
                 continue
-            reason = f"nothing shows that {', '.join(self.levels)} explains what {its.effect.name} differs in"
+            levels, name = ", ".join(self.levels), its.effect.name
+            reason = f"nothing shows that {levels} explains what {name} differs in"
             self._add(
                 ProofAnswer.UNKNOWN,
                 "target",
