@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,10 +40,13 @@ from dumpcmp.judge.tolerances import QUANTISED
 from dumpcmp.newengine.between_steps import BetweenSteps
 from dumpcmp.newengine.facts import Facts
 from dumpcmp.newengine.matching import MatchedRun, match_values
-from dumpcmp.newengine.programs import Programs
+from dumpcmp.newengine.programs import Programs, RunValues
 from dumpcmp.newengine.verdicts import Judging, ValueFacts, ValueState
+from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.row import Pair, Row
+from dumpcmp.nouns.row import Pair, Row, Unwritten
+
+_Blank = Mapping[Key, Unwritten]
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +135,8 @@ class Comparing(_Comparing):
         self.noted.num_laps += len(ours.listing.values) - len(listing.values)
         return ours if listing is ours.listing else replace(ours, listing=listing)
 
-    def _matched(self, ours: Side, theirs: Side, one, other) -> list[Pair]:
+    def _matched(self, ours: Side, theirs: Side, one: RunValues, other: RunValues) -> list[Pair]:
+        """The values of both sides in pairs, by what they are."""
         golden, target = ours.listing, theirs.listing
         ranked = max(golden.num_ranks, target.num_ranks) > 1
         mine, its = (
@@ -151,7 +156,8 @@ class Comparing(_Comparing):
         return [_with_blank(pair, ours, theirs, *blank) for pair in pairs]
 
 
-def _with_blank(pair: Pair, ours: Side, theirs: Side, one, other) -> Pair:
+def _with_blank(pair: Pair, ours: Side, theirs: Side, one: _Blank, other: _Blank) -> Pair:
+    """`pair`, which knows how much of it is memory that nobody has written."""
     found = one.get(ours.listing.first(pair.golden)) if pair.golden else None
     found = found or (other.get(theirs.listing.first(pair.target)) if pair.target else None)
     return replace(pair, unwritten=found) if found else pair

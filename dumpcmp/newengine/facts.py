@@ -76,7 +76,9 @@ class Facts:
         for some, main in self._groups:
             for pair in some:
                 key = pair.golden if is_golden else pair.target
-                for place in run.places(key) if key is not None else ():
+                if key is None:
+                    continue
+                for place in run.places(key):
                     rank = 2 * (place.key == key or self._is_told_at(run, place, key)) + pair.both
                     if place not in found or found[place][0] < rank:
                         found[place] = rank, main

@@ -159,8 +159,9 @@ class Judging:
         self, one: ValueFacts, before: Sequence[ValueState], states: Mapping[Pair, ValueState]
     ) -> ValueState:
         pair = one.pair
-        if one.main is not pair and one.main in states and known_again(one):
-            return _repeated(states[one.main])
+        main = states.get(one.main) if one.main is not None and one.main is not pair else None
+        if main is not None and known_again(one):
+            return _repeated(main)
         known = states.get(one.again) or self.earlier.get(one.again) if one.again else None
         if known is not None and known_again(one):
             return _repeated(known)
@@ -192,8 +193,8 @@ class Judging:
                 root, judgement = pair, replace(judgement, why=Why.CALL)
             is_alone = is_alone and taint is not Taint.FAULT
             return ValueState(judgement, taint, root, is_flipped, False, is_alone)
-        if (judgement := self._flip(one)) is not None:
-            return ValueState(judgement, taint, root, True, False)
+        if (flip := self._flip(one)) is not None:
+            return ValueState(flip, taint, root, True, False)
         judgement = _of_ranks(one, self._by_trouble(one) or self._by_numbers(one))
         is_doubted = judgement.verdict is not Verdict.PASS
         if one.is_stated and is_doubted and all(each.is_near for each in before):
