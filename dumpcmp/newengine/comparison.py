@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from dumpcmp.align.laps import in_laps
 from dumpcmp.align.mesh.deliveries import without_collectives
 from dumpcmp.align.pairing import in_golden_terms
 from dumpcmp.align.passes import with_collectives
@@ -38,14 +40,19 @@ from dumpcmp.judge.tolerances import QUANTISED
 from dumpcmp.newengine.between_steps import BetweenSteps
 from dumpcmp.newengine.facts import Facts
 from dumpcmp.newengine.matching import MatchedRun, match_values
-from dumpcmp.newengine.programs import Programs
+from dumpcmp.newengine.programs import Programs, RunValues
 from dumpcmp.newengine.verdicts import Judging, ValueFacts, ValueState
+from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.row import Pair, Row
+from dumpcmp.nouns.row import Pair, Row, Unwritten
+
+_Blank = Mapping[Key, Unwritten]
 
 
 @dataclass(slots=True, eq=False)
 class Comparing(_Comparing):
+    """How to compare on three questions, and what earlier spans have come to."""
+
     programs: Programs | None = None
     states: dict[Pair, ValueState] = field(default_factory=dict)
 
@@ -55,6 +62,7 @@ class Comparing(_Comparing):
         if self.verify_digests:
             check_all((ours, theirs), workers)
         shortcuts = allowed(self.allow, theirs.archive, _devices(theirs))
+        ours = self._in_laps(ours, theirs)
         is_usual = isinstance(rule, ReferenceChecker | RoundingChecker)
         is_asked = is_usual and self.replaying is not Replaying.OFF
         levels = tuple(sorted(QUANTISED.keys() & shortcuts))
@@ -120,7 +128,15 @@ class Comparing(_Comparing):
         self.nbytes += nbytes
         let_go()
 
-    def _matched(self, ours: Side, theirs: Side, one, other) -> list[Pair]:
+    def _in_laps(self, ours: Side, theirs: Side) -> Side:
+        """Golden with what it runs in a loop, once for each of the target's ranks, as one value."""
+        terms = in_golden_terms(ours.listing, theirs.listing, self.counting)
+        listing = in_laps(ours.listing, theirs.listing, terms)
+        self.noted.num_laps += len(ours.listing.values) - len(listing.values)
+        return ours if listing is ours.listing else replace(ours, listing=listing)
+
+    def _matched(self, ours: Side, theirs: Side, one: RunValues, other: RunValues) -> list[Pair]:
+        """The values of both sides in pairs, by what they are."""
         golden, target = ours.listing, theirs.listing
         ranked = max(golden.num_ranks, target.num_ranks) > 1
         mine, its = (
@@ -140,7 +156,8 @@ class Comparing(_Comparing):
         return [_with_blank(pair, ours, theirs, *blank) for pair in pairs]
 
 
-def _with_blank(pair: Pair, ours: Side, theirs: Side, one, other) -> Pair:
+def _with_blank(pair: Pair, ours: Side, theirs: Side, one: _Blank, other: _Blank) -> Pair:
+    """`pair`, which knows how much of it is memory that nobody has written."""
     found = one.get(ours.listing.first(pair.golden)) if pair.golden else None
     found = found or (other.get(theirs.listing.first(pair.target)) if pair.target else None)
     return replace(pair, unwritten=found) if found else pair

@@ -14,8 +14,11 @@ from dumpcmp.comparing.no_gradient import _is_zero
 from dumpcmp.comparing.paired_calls import call_differences
 from dumpcmp.comparing.requests import Asking, _unasked
 from dumpcmp.comparing.stopped import said_of_ranks
+from dumpcmp.comparing.terms import terms_given
+from dumpcmp.comparing.updates import with_updates
 from dumpcmp.comparing.ways import Ways
-from dumpcmp.judge.tolerances import APART
+from dumpcmp.judge.replaying import wrong
+from dumpcmp.judge.tolerances import APART, STANDS_OUT
 from dumpcmp.newengine.between_steps import BetweenSteps
 from dumpcmp.newengine.checks import CallCheck, CallRecords, check_calls
 from dumpcmp.newengine.programs import RunValues, StepPrograms
@@ -25,11 +28,13 @@ from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.key import ROOT, Key, Site
 from dumpcmp.nouns.leaf import LeafFinding
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Trouble, Unwritten
+from dumpcmp.nouns.row import NOWHERE, UNMEASURED, LaidOut, Measured, Pair, Trouble, Unwritten
+from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.shadows.kernel_checks import load_value
 from dumpcmp.shadows.kernel_regions import check_regions, is_compiled
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.proving import ProofAnswer, ProofFinding, _signature
+from dumpcmp.shadows.rewritten_memory import written_outside
 
 _NO_CHECK = Replay()
 
@@ -71,7 +76,9 @@ class Facts:
         for some, main in self._groups:
             for pair in some:
                 key = pair.golden if is_golden else pair.target
-                for place in run.places(key) if key is not None else ():
+                if key is None:
+                    continue
+                for place in run.places(key):
                     rank = 2 * (place.key == key or self._is_told_at(run, place, key)) + pair.both
                     if place not in found or found[place][0] < rank:
                         found[place] = rank, main
@@ -170,22 +177,29 @@ class Facts:
         for side, run in (("golden", self.golden), ("target", self.target)):
             others = self.settling("target" if side == "golden" else "golden")
             for program in run.programs:
-                self._check_regions(side, run, program, others)
+                self._check_regions(side, run, program)
                 for node in program.nodes:
                     if not node.gives or is_compiled(node):
                         continue
-                    sign = _signature(program, node)
+                    sign = self._sign(side, program, node)
                     if sign is not None and sign in others:
                         self.settled |= {(side, value) for value in node.gives.values()}
                         continue
                     tasks.append(self._task(side, run, program, node, allow))
                     names.append((side, node))
+            for node in dict.fromkeys(run.gradients.values()):
+                program = next(each for each in run.programs if _is_of(each, node))
+                if node.gives.items() and not program.producers.keys() & node.gives.values():
+                    tasks.append(self._task(side, run, program, node, allow))
+                    names.append((side, node))
+        run_of = {"golden": self.golden, "target": self.target}
         sizes = [task.nbytes for task in tasks]
         total, done = sum(sizes), 0
         results = run_batched(check_calls, tasks, workers)
         for (side, node), nbytes, found in zip(names, sizes, results, strict=True):
             for slot, replay in found.items():
-                self.checks[side, node.gives[slot]] = replay
+                own = run_of[side].gradients.get(node.gives[slot])
+                self.checks[side, node.gives[slot]] = _alone_on_rank(replay, own)
             done += nbytes
             if tell and nbytes:
                 tell(done, total)
@@ -205,17 +219,21 @@ class Facts:
                 sign
                 for program in run.programs
                 for node in program.nodes
-                if (sign := _signature(program, node)) is not None
+                if (sign := self._sign(side, program, node)) is not None
             }
         return found
+
+    def _sign(self, side: str, program: Program, node: Node) -> tuple[object, ...] | None:
+        """What a call did to which bytes, in which of golden's steps."""
+        sign, place = _signature(program, node), (program.model, program.step)
+        step = self.counting.in_golden_terms(*place) if side == "target" else program.step
+        return None if sign is None else (step, *sign)
 
     @cached_property
     def _signs(self) -> dict[str, set[tuple[object, ...]]]:
         return {}
 
-    def _check_regions(
-        self, side: str, run: RunValues, program: Program, others: set[tuple[object, ...]]
-    ) -> None:
+    def _check_regions(self, side: str, run: RunValues, program: Program) -> None:
         nodes = [node for node in program.nodes if is_compiled(node) and node.gives]
         if not nodes:
             return
@@ -297,7 +315,7 @@ class Facts:
         """Outputs of calls whose inputs are the same to the bit on both sides."""
         found = set()
         for pair in self.pairs:
-            before = self.sources[pair]
+            before = () if pair.key.slot.is_gradient else self.sources[pair]  # gradients are sums
             if before and pair.both and all(self._is_equal(each) for each in before):
                 found.add(pair)
         return found
@@ -338,7 +356,7 @@ class Facts:
             leaf=self._leaf(pair, is_made),
             levels=self._levels(pair),
             is_code=pair in self.codes,
-            unsettled=self._unsettled(pair),
+            unsettled=self._in_terms.get(pair, "") or self._unsettled(pair),
             parting=partings.get(pair, ""),
             call=self._in_call(pair),
             is_shown=self._is_shown(pair),
@@ -351,6 +369,11 @@ class Facts:
             main=self.mains[pair],
             again=self.between.again.get(pair),
             is_passed_on=self._is_passed_on(pair),
+            replicas=measured.laid.finding if measured.laid else "",
+            by_rank=_on_ranks(measured.laid) if measured.laid else "",
+            holders=self._holders(pair),
+            is_stated=any(run.side.states(key) for run, key in self._sides(pair)),
+            shown_by=self._shown_sums.get(pair),
         )
 
     @cached_property
@@ -364,6 +387,32 @@ class Facts:
         if key is None or not key.slot.is_output or key.site not in self.calls:
             return ""
         return self.calls[key.site].said
+
+    # values on ranks
+
+    @cached_property
+    def _in_terms(self) -> dict[Pair, str]:
+        """Results of which each rank gives out a term."""
+        return terms_given(self.measured, self.target.side.listing)
+
+    @cached_property
+    def _shown_sums(self) -> dict[Pair, Pair]:
+        """Gradients that lie in terms, and what shows that these were added up."""
+        open_ = {pair: () for pair, one in self.measured.items() if one.terms}
+        if not open_:
+            return {}
+        following = NOWHERE._replace(made=open_)
+        golden = self.golden.side.listing
+        found = with_updates(following, self.pairs, self.measured, golden).made
+        return {pair: after[0] for pair, after in found.items() if after}
+
+    def _holders(self, pair: Pair) -> str:
+        """The ranks that have what the target alone has, where not all do."""
+        listing = self.target.side.listing
+        if pair.golden or pair.target is None or listing.num_ranks == 1:
+            return ""
+        ranks = {record.rank for record in listing.values[pair.target]}
+        return ranks_named(ranks) if len(ranks) < listing.num_ranks else ""
 
     def _is_passed_on(self, pair: Pair) -> bool:
         """Whether both of its values were made, or given, where others stand for them."""
@@ -452,12 +501,11 @@ class Facts:
     @cached_property
     def _left(self) -> dict[bool, set[ValueId]]:
         """What either run is known to leave behind."""
-        return {
-            run is self.golden: {
-                effect.value for program in run.programs for effect in program.effects
-            }
-            for run in (self.golden, self.target)
-        }
+        found: dict[bool, set[ValueId]] = {}
+        for run in (self.golden, self.target):
+            shown = {effect.value for program in run.programs for effect in program.effects}
+            found[run is self.golden] = shown.union(*map(written_outside, run.programs))
+        return found
 
     def _is_left(self, pair: Pair) -> bool:
         return any(
@@ -536,6 +584,29 @@ class Facts:
         return next(iter([*exact, *given, *here]), None)
 
 
+def _is_of(program: Program, node: Node) -> bool:
+    return all(value in program.records for value in node.takes.values())
+
+
+def _alone_on_rank(replay: Replay, own: Node | None) -> Replay:
+    """What is known of a gradient by its rank's own calls: others may have added to it."""
+    if own is None or not replay.is_known or not wrong(replay):
+        return replay
+    return Replay(unknown="what the ranks made of this gradient together is not on record")
+
+
+def _on_ranks(laid: LaidOut) -> str:
+    """What a difference looks like, rank by rank; who has much more of it, or has the value."""
+    if laid.remark:
+        return laid.remark
+    errors = laid.by_rank
+    least = min((error for _, error in errors), default=0.0)
+    worse = {rank: error for rank, error in errors if error > STANDS_OUT * least}
+    if not 0 < len(worse) < len(errors):
+        return laid.holders
+    return f"wrong: {ranks_named(worse)} (rel_l2 {max(worse.values()):.2g})"
+
+
 def _slot(pair: Pair, finding: ProofFinding) -> str:
     key = pair.golden if finding.side == "golden" else pair.target
     return str(key.slot) if key else ""
@@ -555,8 +626,6 @@ def is_effect(key: Key) -> bool:
 
 
 def _doubt(replay: Replay) -> tuple[bool, bool, float]:
-    from dumpcmp.judge.replaying import wrong
-
     is_wrong = replay.is_known and bool(wrong(replay))
     return is_wrong, not replay.is_known, replay.introduced if replay.introduced > 0 else 0.0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.order import aligned
@@ -19,6 +20,7 @@ from dumpcmp.nouns.op_names import canonical
 from dumpcmp.nouns.row import Pair, PairedBy
 from dumpcmp.shadows.quantities import Quantity
 
+_Calls = Sequence[tuple[Site, str]]  # of one module, with what they are called there
 QuantityOf = Callable[[Key], Hashable | None]  # what a value is in float64; None: nobody knows
 
 
@@ -160,15 +162,16 @@ class _Matching:
             place = {site: at for at, (site, _) in enumerate(others)}
             known = ((at, self.matched.get(site)) for at, (site, _) in enumerate(calls))
             anchors = [(at, place[other]) for at, other in known if other in place]
-
-            def weigh(i: int, j: int, calls=calls, others=others) -> int:
-                (here, name), (there, other) = calls[i], others[j]
-                if name != other or here in self.matched or there in self.taken:
-                    return 0
-                return (1 + (here.call == there.call)) if self._fit(here, there) else 0
-
+            weigh = partial(self._weight, calls, others)
             for i, j in aligned((len(calls), len(others)), anchors, weigh, None):
                 self._match(calls[i][0], others[j][0], PairedBy.ORDER)
+
+    def _weight(self, calls: _Calls, others: _Calls, i: int, j: int) -> int:
+        """How much speaks for two calls of one family."""
+        (here, name), (there, other) = calls[i], others[j]
+        if name != other or here in self.matched or there in self.taken:
+            return 0
+        return (1 + (here.call == there.call)) if self._fit(here, there) else 0
 
     # values
 
@@ -316,7 +319,7 @@ class _Matching:
             known.setdefault((pair.golden, pair.target), pair)
         first: dict[Pair, Pair] = {}
         for pair in pairs:
-            if not pair.both:
+            if pair.golden is None or pair.target is None:
                 continue
             before = self.golden.listing.first(pair.golden), self.target.listing.first(pair.target)
             found = known.get(before)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.row import Cut, Pair, PairedBy
+from dumpcmp.shadows.fingerprints import Fingerprint
 from dumpcmp.shadows.quantities import Quantity
 from dumpcmp.shadows.slices import Marginals
 
@@ -54,7 +55,7 @@ class PartMatching:
         try:
             if not part.is_telling:
                 return None
-            shape, printed = part.tensor.shape, part.print
+            shape, printed = tuple(part.tensor.shape), part.print
         except DumpcmpError:
             return None
         for is_stacked in (False, True):
@@ -64,8 +65,11 @@ class PartMatching:
                     return key, cut
         return None
 
-    def _cut(self, shape, printed, whole: Quantity, is_stacked: bool) -> Cut | None:
-        size = whole.tensor.shape
+    def _cut(
+        self, shape: tuple[int, ...], printed: Fingerprint, whole: Quantity, is_stacked: bool
+    ) -> Cut | None:
+        """The part of `whole` that has these numbers."""
+        size = tuple(whole.tensor.shape)
         for axis in range(len(size)):
             others = size[:axis] + size[axis + 1 :]
             own = shape if is_stacked else shape[:axis] + shape[axis + 1 :]

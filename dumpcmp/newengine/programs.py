@@ -12,6 +12,7 @@ from dumpcmp.comparing.side import Side, StepName
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
 from dumpcmp.nouns.selection import Io, Level
+from dumpcmp.shadows.gradient_sums import gradient_nodes
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.proving import Proof, StepProof
 from dumpcmp.shadows.quantities import Quantity
@@ -39,6 +40,7 @@ class RunValues:
     programs: list[Program] = field(default_factory=list)
     quantities: dict[ValueId, Quantity] = field(default_factory=dict)
     firsts: dict[ValueId, ValueId] = field(default_factory=dict)
+    gradients: dict[ValueId, Node] = field(default_factory=dict)  # of ranks: by their own calls
     names: Mapping[Key, Key] = field(default_factory=dict)  # of weights at the end: the effect
 
     def add(self, program: Program, quantities: Mapping[ValueId, Quantity]) -> None:
@@ -46,6 +48,9 @@ class RunValues:
         self.programs.append(program)
         self.firsts |= program.places
         self.quantities |= quantities
+        if len(program.ranks) > 1:
+            for node in gradient_nodes(program):
+                self.gradients |= dict.fromkeys(node.gives.values(), node)
 
     def places(self, key: Key) -> Iterator[ValueId]:
         """The values that ranks have under a name."""
@@ -70,7 +75,7 @@ class RunValues:
     def producer(self, place: ValueId) -> Node | None:
         """The call that made a value."""
         found = (program.producers.get(place) for program in self.programs)
-        return next(filter(None, found), None)
+        return next(filter(None, found), None) or self.gradients.get(place)
 
     def consumers(self, place: ValueId) -> Iterator[Node]:
         """The calls that took a value."""

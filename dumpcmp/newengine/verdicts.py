@@ -76,10 +76,16 @@ class ValueFacts:
     again: Pair | None = None  # the same two values in an earlier step
     is_passed_on: bool = False  # it is what others are, which are judged
     main: Pair | None = None  # the pair by which its two values are judged, if it is another
+    replicas: str = ""  # in what ranks differ that should have one value
+    by_rank: str = ""  # of a value that differs: on which ranks, or what that looks like
+    holders: str = ""  # the ranks that have it, where one side alone has it and not all of its do
+    is_stated: bool = False  # the user says how it lies over the ranks
+    shown_by: Pair | None = None  # of terms that nobody saw added up: what their sum was used for
 
     @property
     def is_equal(self) -> bool:
-        return self.measured.metrics is not None and self.measured.metrics.equal
+        metrics = self.measured.metrics
+        return metrics is not None and metrics.equal and not (self.replicas or self.unsettled)
 
 
 class Taint(IntEnum):
@@ -146,15 +152,16 @@ class Judging:
                 for each in self.sources.get(pair, ())
                 if (state := states.get(each) or self.earlier.get(each)) is not None
             ]
-            states[pair] = self._state(known[pair], before, states)
-        return _covered(known, states, self.takers)
+            states[pair] = _by_rank(known[pair], self._state(known[pair], before, states))
+        return _covered(known, _with_shown_sums(known, states), self.takers)
 
     def _state(
         self, one: ValueFacts, before: Sequence[ValueState], states: Mapping[Pair, ValueState]
     ) -> ValueState:
         pair = one.pair
-        if one.main is not pair and one.main in states and known_again(one):
-            return _repeated(states[one.main])
+        main = states.get(one.main) if one.main is not None and one.main is not pair else None
+        if main is not None and known_again(one):
+            return _repeated(main)
         known = states.get(one.again) or self.earlier.get(one.again) if one.again else None
         if known is not None and known_again(one):
             return _repeated(known)
@@ -174,8 +181,7 @@ class Judging:
             return ValueState(passed)
         fault = self._fault(one)
         if fault is not None and not pair.both:
-            side = "golden" if pair.golden else "the target"
-            said = f"only {side} has it; {fault.reason}"
+            said = f"only {_side(one)} has it; {fault.reason}"
             fault = replace(fault, verdict=Verdict.UNPAIRED, reason=said)
         if fault is not None:
             return ValueState(fault, Taint.FAULT, pair, is_flipped, False)
@@ -187,9 +193,13 @@ class Judging:
                 root, judgement = pair, replace(judgement, why=Why.CALL)
             is_alone = is_alone and taint is not Taint.FAULT
             return ValueState(judgement, taint, root, is_flipped, False, is_alone)
-        if (judgement := self._flip(one)) is not None:
-            return ValueState(judgement, taint, root, True, False)
-        judgement = self._by_trouble(one) or self._by_numbers(one)
+        if (flip := self._flip(one)) is not None:
+            return ValueState(flip, taint, root, True, False)
+        judgement = _of_ranks(one, self._by_trouble(one) or self._by_numbers(one))
+        is_doubted = judgement.verdict is not Verdict.PASS
+        if one.is_stated and is_doubted and all(each.is_near for each in before):
+            judgement = replace(judgement, why=Why.WIRED, origin=Origin.INTRODUCED)
+            return ValueState(judgement, Taint.FAULT, pair, is_flipped, False)
         if one.measured.trouble in _SETTLED_BY_PROGRAMS and one.is_shown and taint is Taint.NOTHING:
             return ValueState(Judgement(Verdict.PASS, _SETTLED, why=Why.RIGHT), is_near=False)
         judgement = judgement.coming(_origin(one, is_flipped))
@@ -297,6 +307,41 @@ class Judging:
         return ValueState(absolved, taint, None, is_flipped, False)
 
 
+def _of_ranks(one: ValueFacts, judgement: Judgement) -> Judgement:
+    """`judgement`, where ranks should have one value and do not, or have terms of a result."""
+    if judgement.verdict.fails or judgement.verdict is Verdict.INCONCLUSIVE:
+        return judgement
+    if one.replicas:
+        return replace(judgement, verdict=Verdict.FAIL, reason=one.replicas)
+    if one.unsettled:
+        return Judgement(Verdict.INCONCLUSIVE, one.unsettled)
+    return judgement
+
+
+def _by_rank(one: ValueFacts, state: ValueState) -> ValueState:
+    """`state`, which tells on which ranks a value differs."""
+    judgement = state.judgement
+    if not judgement.verdict.fails or not one.by_rank or one.by_rank in judgement.reason:
+        return state
+    said = f"{judgement.reason}; {one.by_rank}"
+    return replace(state, judgement=replace(judgement, reason=said))
+
+
+def _with_shown_sums(
+    known: Mapping[Pair, ValueFacts], states: Mapping[Pair, ValueState]
+) -> dict[Pair, ValueState]:
+    """The states, in which terms are right if what was made of their sum is."""
+    found = dict(states)
+    for pair, one in known.items():
+        after, state = states.get(one.shown_by) if one.shown_by else None, states[pair]
+        is_open = state.judgement.verdict is Verdict.INCONCLUSIVE
+        if is_open and after is not None and after.judgement.verdict in _AGREES:
+            said = f"{state.judgement.reason}; what was made of their sum agrees"
+            judgement = replace(state.judgement, verdict=Verdict.COVERED, reason=said)
+            found[pair] = replace(state, judgement=judgement)
+    return found
+
+
 def known_again(one: ValueFacts) -> bool:
     """Whether a value is judged where it first appeared."""
     return not one.parting and (not one.leaf or bool(one.levels))
@@ -346,8 +391,15 @@ def _origin(one: ValueFacts, is_flipped: bool) -> Origin:
     return Origin.AMPLIFIED if one.check.amplification > GROWTH else Origin.INHERITED
 
 
+def _side(one: ValueFacts) -> str:
+    """Who has what one side alone has."""
+    if one.pair.golden:
+        return "golden"
+    return f"the target on {one.holders}" if one.holders else "the target"
+
+
 def _alone(one: ValueFacts) -> Judgement:
-    side = "golden" if one.pair.golden else "the target"
+    side = _side(one)
     match one.absence:
         case Absence.UNASKED:
             return Judgement(Verdict.SKIPPED, one.said, why=Why.UNASKED)

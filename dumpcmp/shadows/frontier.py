@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 
+import torch
 from torch import Tensor
 
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.shadows.fingerprints import Fingerprint, PrintIndex, same_elements
+from dumpcmp.shadows.fingerprints import (
+    Fingerprint,
+    PrintIndex,
+    fingerprint,
+    is_telling,
+    same_elements,
+)
 from dumpcmp.shadows.program import Node, ValueId
 from dumpcmp.shadows.quantities import Application, Quantity
 from dumpcmp.shadows.rewritten_memory import RewrittenMemory
@@ -73,6 +80,22 @@ class KnownQuantities:
             return True
         return self.in_any_order and any(is_permuted_dims(quantity, each) for _, each in near)
 
+    def has_sum(self, terms: Sequence[Quantity]) -> bool:
+        """Whether the run has what terms add up to, element by element."""
+        try:
+            if len({each.tensor.shape for each in terms}) != 1:
+                return False
+            total = torch.stack([each.tensor for each in terms]).sum(0)
+            found = fingerprint(total)
+            near = [each for _, each in self._prints.near(found)] if is_telling(total) else []
+            return any(same_elements(total, each.tensor) for each in near)
+        except DumpcmpError:
+            return False
+
+    def is_own(self, quantity: Quantity) -> bool:
+        """Whether the run asks for just this."""
+        return id(quantity) in self._own
+
     def has_bytes(self, digest: str) -> bool:
         """Whether the run recorded these bytes, though nothing may have used them."""
         return bool(digest) and digest in self._digests
@@ -85,7 +108,11 @@ class KnownQuantities:
     def has_in_slices(self, quantity: Quantity) -> bool:
         """Whether it is a slice of what the run has, or all of its slices are: a long search."""
         try:
-            found = self._is_slice(quantity.print) or self._is_joined(quantity)
+            found = (
+                self._is_slice(quantity.print)
+                or self._is_joined(quantity)
+                or self._is_selected(quantity)
+            )
         except DumpcmpError:
             return False
         self._answers[id(quantity)] = found
@@ -103,6 +130,16 @@ class KnownQuantities:
         tensor = quantity.tensor
         parts = (each.print for each in self._telling if each.print.numel < tensor.numel())
         return is_covered(Marginals(tensor), parts)
+
+    def _is_selected(self, quantity: Quantity) -> bool:
+        """Whether it is indices of one dim of something that the run has, in whatever order."""
+        part = Marginals(quantity.tensor)
+        return any(
+            part.is_selected_from(whole)
+            for size, held in self._marginals.items()
+            for whole in held
+            if size > quantity.tensor.numel()
+        )
 
     @cached_property
     def _telling(self) -> list[Quantity]:
@@ -139,13 +176,31 @@ def _frontier(shadow: Shadow, values: Iterable[ValueId], other: KnownQuantities)
         if node is None or value in seen:
             continue
         seen.add(value)
-        before = [each for each in node.takes.values() if not other.has(shadow.quantity(each))]
+        before = [each for each in node.takes.values() if _is_lacking(shadow, each, other)]
         made = [each for each in before if each in shadow.program.producers]
         waiting += made
         if not made and node not in found:
             found.append(node)
     terms = {node for node in found if _is_term(shadow, node)}
     return sorted(found, key=lambda node: (node in terms, node.call.order, node.rank))
+
+
+def _is_lacking(shadow: Shadow, value: ValueId, other: KnownQuantities) -> bool:
+    """Whether `other` lacks a value, or something that it is made of, where it tells nothing."""
+    seen = {value}
+    waiting = [value]
+    while waiting:
+        place = waiting.pop()
+        quantity = shadow.quantity(place)
+        if not other.has(quantity):
+            return True
+        if other.is_own(quantity) or quantity.problem or quantity.is_telling:
+            continue
+        node = shadow.program.producers.get(place)
+        before = {each for each in node.takes.values() if each not in seen} if node else set()
+        seen |= before
+        waiting += sorted(before)
+    return False
 
 
 def _is_term(shadow: Shadow, node: Node) -> bool:

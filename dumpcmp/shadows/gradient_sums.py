@@ -136,6 +136,14 @@ def with_gradients(program: Program, load: LoadRecorded | None = None) -> Progra
     return replace(program, nodes=nodes, effects=[*program.effects, *shown])
 
 
+def gradient_nodes(program: Program) -> list[Node]:
+    """How each gradient follows from others on its own rank, as far as its calls tell.
+
+    What ranks add up besides is not in it.
+    """
+    return [node for _, node in _gradient_nodes(program)]
+
+
 def _in_place(program: Program, made: Mapping[ValueId, Node]) -> Iterator[Node]:
     """The nodes of `program` and those that were `made`: for what calls gave, in their places."""
     for node in program.nodes:
@@ -254,14 +262,17 @@ class _Knowing:
         """Of gradients that are `left`, what all that was made of their values tells."""
         values: dict[ValueId, list[ValueId]] = {}
         for value, gradient in self._gradients:
-            values.setdefault(gradient, []).append(value)
+            if value in self.program.records:
+                values.setdefault(gradient, []).append(value)
         regions = Regions(self.program, dict(self._gradients))
         orders = {value: self.program.records[value].order for some in values.values()
                   for value in some}  # fmt: skip
         last = len(self.program.nodes)
-        for gradient in sorted(left, key=lambda g: -max(orders[value] for value in values[g])):
+        latest = {g: max((orders[value] for value in values.get(g, ())), default=-1) for g in left}
+        for gradient in sorted(left, key=lambda gradient: -latest[gradient]):
             # What only passes a gradient on has the same as what it took: the last one is asked.
-            some = sorted(dict.fromkeys(values[gradient]), key=lambda value: -orders[value])
+            known_by = dict.fromkeys(values.get(gradient, ()))  # none where no value was recorded
+            some = sorted(known_by, key=lambda value: -orders[value])
             asked = [regions.node(v, known, left[gradient]) for v in some[:_MOST_VALUES]]
             right = (made for made in asked if made and self._is_right(made[1], gradient))
             if (made := next(right, None)) is not None:

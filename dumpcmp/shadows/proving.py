@@ -380,8 +380,8 @@ class StepProof:
             if first is not None:
                 found[first] = None
                 continue
-            words, name = ", ".join(self.levels), its.effect.name
-            reason = f"nothing shows that {words} explains what {name} differs in"
+            levels, name = ", ".join(self.levels), its.effect.name
+            reason = f"nothing shows that {levels} explains what {name} differs in"
             self._add(
                 ProofAnswer.UNKNOWN,
                 "target",
@@ -420,6 +420,10 @@ class StepProof:
             known = tuple(KnownQuantities(each, in_any_order) for each in (golden, target))
             theirs = frontier(target, [mine.effect.value for _, mine in differing], known[0])
             ours = frontier(golden, [its.effect.value for its, _ in differing], known[1])
+            if (terms := _unsummed(target, theirs, known[0])) is not None:
+                reason = "each rank has a term of golden's value: a reduction is missing"
+                self._suppose("target", _ProofPlace.of_node(terms), reason)
+                return
             found = guilty(target, known[0], ours, theirs, effects)
             if found is not None:
                 self._add_guilt(found, ours)
@@ -490,6 +494,19 @@ class StepProof:
         """Add where runs part, of several places where they may."""
         self._add(answer, side, place, reason)
         self.proof.findings[-1] = replace(self.proof.findings[-1], is_confirmed=False)
+
+
+def _unsummed(shadow: Shadow, nodes: Sequence[Node], other: KnownQuantities) -> Node | None:
+    """The first call that gives terms on all ranks whose sum the other run has."""
+    named: dict[tuple[Op, int], list[Node]] = {}
+    for node in nodes:
+        if len(node.gives) == 1:
+            named.setdefault((node.call.op, node.call.call), []).append(node)
+    for found in named.values():
+        terms = [shadow.quantity(value) for node in found for value in node.gives.values()]
+        if len(found) > 1 and len(found) == len(shadow.program.ranks) and other.has_sum(terms):
+            return found[0]
+    return None
 
 
 def _have_one_expression(golden: Shadow, target: Shadow) -> bool:

@@ -164,6 +164,25 @@ def written_values(program: Program) -> set[ValueId]:
     return set().union(*(memories[each] for each in written))
 
 
+def written_outside(program: Program) -> set[ValueId]:
+    """What calls left in memory that none of them made: an input, a cache, a buffer."""
+    found: set[ValueId] = set()
+    bases: dict[ValueId, ValueId] = {}
+    for node in program.nodes:
+        try:
+            function = function_named(node.call.target)
+        except Unreplayable:
+            continue
+        out = _out_of(node)
+        is_write = function.changes_first or bool(out)
+        for slot, value in node.gives.items() if is_write or _is_view(function) else ():
+            base = out.get(slot, None if out else node.takes.get("input.0"))
+            if base is not None:
+                bases[value] = bases.get(base, base)
+                found |= {value} if is_write and bases[value] not in program.producers else set()
+    return found
+
+
 @dataclass(eq=False)
 class _Closing:
     """Follows memories through a program."""

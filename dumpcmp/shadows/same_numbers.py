@@ -1,8 +1,8 @@
 """Finds golden's quantities among the target's that are computed in another way.
 
-Where two programs are written otherwise, expressions differ and numbers tell: a quantity of golden's
-that has the target's numbers is the target's, and what golden makes of it is the same expression
-again. So nothing more is computed behind the stretch in which the programs are written otherwise.
+Where two programs are written otherwise, expressions differ and numbers tell: a quantity of
+golden's that has the target's numbers is the target's, and what golden makes of it is the same
+expression again. So nothing more is computed behind where the programs are written otherwise.
 """
 
 from __future__ import annotations

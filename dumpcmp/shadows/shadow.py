@@ -237,7 +237,7 @@ class Shadow:
             given,
             told,
             self.quantities[first].siblings
-            or dict((slot, self.quantities[value]) for slot, value in node.gives.items()),
+            or {slot: self.quantities[value] for slot, value in node.gives.items()},
         )
 
     def _put(

@@ -183,7 +183,8 @@ class _OverRanks:
         shown = [part for part in self.parts if self._is_of_whole(part)]
         settled: set[str] = set()
         for whole in self.wholes:
-            pair = self._pair(whole, self._namesake(whole, self.parts))
+            others = [part for part in self.parts if part not in shown and _same_name(whole, part)]
+            pair = self._pair(whole, self._namesake(whole, others or self.parts))
             self.found.pairs.append(pair)
             is_covered = self._is_covered(whole, shown)
             why = self._why_reordered(whole, shown) if is_covered else self._why_terms(whole)
@@ -194,7 +195,7 @@ class _OverRanks:
                 continue
             elif all(part in shown for part in self.parts if _same_name(whole, part)):
                 self.found.uncovered.append((self.side, whole.effect))
-            else:
+            elif pair[self.side == "golden"] not in shown:
                 self.found.differing.append(pair)
         settled |= {each.effect.name for each in self.wholes if self._is_mean(each)}
         for part in self.parts:

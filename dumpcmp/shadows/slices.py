@@ -53,6 +53,21 @@ class Marginals:
         """Each dim that can be cut, and its size."""
         return ((dim, size) for dim, size in enumerate(self._wide.shape) if size > 1)
 
+    def is_selected_from(self, whole: Marginals) -> bool:
+        """Whether it is some indices of one dim of `whole`, by their sums, in whatever order."""
+        shape, other = self._wide.shape, whole._wide.shape
+        unequal = [dim for dim in range(len(shape)) if shape[dim : dim + 1] != other[dim : dim + 1]]
+        if len(shape) != len(other) or len(unequal) != 1 or not self._wide.numel():
+            return False
+        own, held = self.along(unequal[0]), whole.along(unequal[0])
+        order = held[0].argsort()
+        held = held[:, order]
+        least = SAME * own[0].clamp(min=float(own[0].mean()))
+        first = torch.searchsorted(held[0].contiguous(), own[0] - least)
+        near = first.clamp(max=held.shape[1] - 1)
+        apart = (held[:, near] - own).abs()
+        return bool((apart <= 2 * least).all())
+
     def slices_of(self, part: Fingerprint) -> Iterator[SlicePlace]:
         """Where a slice has the elements of `part`, in its order."""
         for place in self.places_of(part):
