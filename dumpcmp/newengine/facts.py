@@ -364,7 +364,8 @@ class Facts:
     @cached_property
     def _in_terms(self) -> dict[Pair, str]:
         """Results of which each rank gives out a term."""
-        return terms_given(self.measured, self.target.side.listing)
+        found = {pair: self.measured_of(pair) for pair in self.pairs}
+        return terms_given(found, self.target.side.listing)
 
     @cached_property
     def _shown_sums(self) -> dict[Pair, Pair]:

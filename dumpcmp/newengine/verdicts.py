@@ -331,7 +331,7 @@ def _with_shown_sums(
 
 def known_again(one: ValueFacts) -> bool:
     """Whether a value is judged where it first appeared."""
-    return not one.parting and not one.leaf
+    return not (one.parting or one.leaf or one.unsettled)
 
 
 def _repeated(first: ValueState) -> ValueState:

@@ -11,7 +11,14 @@ from typing import NamedTuple
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.key import ROOT, Op, Slot
-from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty, unknown_leaves
+from dumpcmp.shadows.frontier import (
+    Guilt,
+    KnownQuantities,
+    frontier,
+    guilty,
+    is_together,
+    unknown_leaves,
+)
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels, load_value
 from dumpcmp.shadows.outside import (
@@ -352,9 +359,9 @@ class StepProof:
             known = tuple(KnownQuantities(each, in_any_order) for each in (golden, target))
             theirs = frontier(target, [mine.effect.value for _, mine in differing], known[0])
             ours = frontier(golden, [its.effect.value for its, _ in differing], known[1])
-            if (terms := _unsummed(target, theirs, known[0])) is not None:
-                reason = "each rank has a term of golden's value: a reduction is missing"
-                self._suppose("target", _ProofPlace.of_node(terms), reason)
+            if (unsummed := _unsummed(target, theirs, known[0])) is not None:
+                node, reason = unsummed
+                self._suppose("target", _ProofPlace.of_node(node), reason)
                 return
             found = guilty(target, known[0], ours, theirs, effects)
             if found is not None:
@@ -428,16 +435,25 @@ class StepProof:
         self.proof.findings[-1] = replace(self.proof.findings[-1], is_confirmed=False)
 
 
-def _unsummed(shadow: Shadow, nodes: Sequence[Node], other: KnownQuantities) -> Node | None:
-    """The first call that gives terms on all ranks whose sum the other run has."""
+def _unsummed(
+    shadow: Shadow, nodes: Sequence[Node], other: KnownQuantities
+) -> tuple[Node, str] | None:
+    """The first call that gives terms on all ranks whose sum or mean the other run has; and why."""
     named: dict[tuple[Op, int], list[Node]] = {}
     for node in nodes:
         if len(node.gives) == 1:
             named.setdefault((node.call.op, node.call.call), []).append(node)
     for found in named.values():
         terms = [shadow.quantity(value) for node in found for value in node.gives.values()]
-        if len(found) > 1 and len(found) == len(shadow.program.ranks) and other.has_sum(terms):
-            return found[0]
+        if len(found) < 2 or len(found) < len(shadow.program.ranks):
+            continue
+        if other.has_sum(terms):
+            return found[0], "each rank has a term of golden's value: a reduction is missing"
+        if other.has_sum(terms, len(found)):
+            takers = shadow.program.consumers.get(next(iter(found[0].gives.values())), ())
+            summing = next((each for each in takers if is_together(each)), None)
+            reason = f"golden's value is the mean over {len(found)} ranks of what each of them has"
+            return summing or found[0], reason
     return None
 
 

@@ -24,6 +24,7 @@ from dumpcmp.shadows.copied_values import with_copies
 from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId, read_ranks
 from dumpcmp.shadows.quantities import tensor_of
 from dumpcmp.shadows.rewritten_memory import with_writes
+from dumpcmp.shadows.shared_terms import with_shared_terms
 from dumpcmp.shadows.written_moments import with_written_moments
 
 _COLLECTIVES = frozenset(Collective)
@@ -156,7 +157,7 @@ def read_program(archive: Archive, model: str, step: int) -> Program:
     places = {place: value for rank in ranks for place, value in rank.places.items()}
     unlinked = next((rank.unlinked for rank in ranks if rank.unlinked), "")
     apart = Program(model, step, nodes, records, effects, gradients, places, unlinked)
-    program = replace(apart, nodes=_Joining(apart).nodes())
+    program = with_shared_terms(replace(apart, nodes=_Joining(apart).nodes()))
     for across in (True, False):
         if found := _ordered(with_copies(archive, program, across)):
             return found
