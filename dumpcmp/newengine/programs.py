@@ -41,7 +41,7 @@ class RunValues:
         self.shadows.append(shadow)
         self.firsts |= shadow.program.places
         self.quantities |= shadow.quantities
-        if len(shadow.program.ranks) > 1:
+        if not shadow.program.is_whole:
             for node in gradient_nodes(shadow.program):
                 self.gradients |= dict.fromkeys(node.gives.values(), node)
 
@@ -97,13 +97,28 @@ class Programs:
         proof = Proof()
         number, before = self._before.get(one[0], (-1, None))
         asked = StepProof(
-            golden.archive, target.archive, proof, before if number == one[1] - 1 else None
+            golden.archive,
+            target.archive,
+            proof,
+            before if number == one[1] - 1 else None,
+            (_parts(golden, one), _parts(target, other)),
         )
         self._before[one[0]] = one[1], asked.ask(one, other)
         if not asked._shadows:
             return None
         self.remarks |= dict.fromkeys(proof.remarks)
         return StepPrograms(*asked._shadows, asked, proof)
+
+
+def _parts(side: Side, name: StepName) -> list[StepName]:
+    """The recorded steps that a step is made of, where it is none of them alone."""
+    found = {
+        record.key.site[:2]
+        for key, records in side.listing.values.items()
+        if key.site[:2] == name
+        for record in records
+    }
+    return sorted(found) if found - {name} else []
 
 
 def _steps(golden: Side, target: Side, counting: Counting) -> Iterator[tuple[StepName, StepName]]:

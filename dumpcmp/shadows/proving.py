@@ -156,6 +156,7 @@ class StepProof:
     target: Archive
     proof: Proof
     before: Before | None
+    parts: tuple[Sequence[StepOfModel], Sequence[StepOfModel]] = ((), ())  # of either step
     _programs_asked: tuple[Program, Program] | None = None
     _shadows: Sequence[Shadow] = ()
     _same: list[EffectPair] = field(default_factory=list)  # effects that are shown to be
@@ -166,14 +167,16 @@ class StepProof:
         book, choices = Book(), Choices()
         start = Start(book, self.before)
         programs = [
-            read_program(archive, *place)
-            for archive, place in ((self.golden, ours), (self.target, theirs))
+            read_program(archive, *place, parts)
+            for archive, place, parts in zip(
+                (self.golden, self.target), (ours, theirs), self.parts, strict=True
+            )
         ]
         self.step = theirs[1]
         if any(program.unlinked for program in programs):
             self._unlinked(programs)
             return self.before
-        is_single = all(len(program.ranks) == 1 for program in programs)
+        is_single = all(program.is_whole for program in programs)
         programs = [_with_known_state(program, is_single) for program in programs]
         if is_single:
             programs = [  # those of several ranks are terms of sums
@@ -227,7 +230,7 @@ class StepProof:
         """Say what the effects depend on that are the same, and of which every call is right."""
         assert self._programs_asked is not None
         sides = list(zip(("golden", "target"), self._programs_asked, strict=True))
-        if any(len(program.ranks) > 1 for _, program in sides):  # all of them, or none
+        if not all(program.is_whole for _, program in sides):  # all of them, or none
             is_shown = not self.proof.findings
             shown = [[e.value for e in program.effects if is_shown] for _, program in sides]
         else:
