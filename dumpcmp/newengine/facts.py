@@ -199,7 +199,9 @@ class Facts:
         for (side, node), nbytes, found in zip(names, sizes, results, strict=True):
             for slot, replay in found.items():
                 own = run_of[side].gradients.get(node.gives[slot])
-                self.checks[side, node.gives[slot]] = _alone_on_rank(replay, own)
+                self.checks[side, node.gives[slot]] = _alone_on_rank(
+                    replay, own, is_on_ranks=run_of[side].side.facts.num_ranks > 1
+                )
             done += nbytes
             if tell and nbytes:
                 tell(done, total)
@@ -393,7 +395,8 @@ class Facts:
     @cached_property
     def _in_terms(self) -> dict[Pair, str]:
         """Results of which each rank gives out a term."""
-        return terms_given(self.measured, self.target.side.listing)
+        found = {pair: self.measured_of(pair) for pair in self.pairs}
+        return terms_given(found, self.target.side.listing)
 
     @cached_property
     def _shown_sums(self) -> dict[Pair, Pair]:
@@ -588,9 +591,9 @@ def _is_of(program: Program, node: Node) -> bool:
     return all(value in program.records for value in node.takes.values())
 
 
-def _alone_on_rank(replay: Replay, own: Node | None) -> Replay:
+def _alone_on_rank(replay: Replay, own: Node | None, *, is_on_ranks: bool) -> Replay:
     """What is known of a gradient by its rank's own calls: others may have added to it."""
-    if own is None or not replay.is_known or not wrong(replay):
+    if own is None or not is_on_ranks or not replay.is_known or not wrong(replay):
         return replay
     return Replay(unknown="what the ranks made of this gradient together is not on record")
 

@@ -48,7 +48,7 @@ class RunValues:
         self.programs.append(program)
         self.firsts |= program.places
         self.quantities |= quantities
-        if len(program.ranks) > 1:
+        if not program.is_whole:
             for node in gradient_nodes(program):
                 self.gradients |= dict.fromkeys(node.gives.values(), node)
 
@@ -116,15 +116,22 @@ class Programs:
     def _read_alone(self, run: RunValues, step: StepName | None) -> None:
         """Read a step of which nobody asks what it computes."""
         assert step is not None
-        run.add(read_program(run.side.archive, *step), {})
+        run.add(read_program(run.side.archive, *step, _parts(run.side, step)), {})
 
     def _asked(
         self, golden: RunValues, target: RunValues, one: StepName, other: StepName
     ) -> StepPrograms | None:
         proof = Proof()
         number, before = self._before.get(one[0], (-1, None))
-        archives = golden.side.archive, target.side.archive
-        asked = StepProof(*archives, proof, before if number == one[1] - 1 else None, self.levels)
+        sides = golden.side, target.side
+        asked = StepProof(
+            sides[0].archive,
+            sides[1].archive,
+            proof,
+            before if number == one[1] - 1 else None,
+            self.levels,
+            (_parts(sides[0], one), _parts(sides[1], other)),
+        )
         try:
             self._before[one[0]] = one[1], asked.ask(one, other)
         except Exception as error:  # whatever it is: what is compared by rows is judged by rows
@@ -137,6 +144,17 @@ class Programs:
         golden.add(ours.program, ours.quantities)
         target.add(theirs.program, theirs.quantities)
         return StepPrograms(ours.program, theirs.program, proof)
+
+
+def _parts(side: Side, name: StepName) -> list[StepName]:
+    """The recorded steps that a step is made of, where it is none of them alone."""
+    found = {
+        record.key.site[:2]
+        for key, records in side.listing.values.items()
+        if key.site[:2] == name
+        for record in records
+    }
+    return sorted(found) if found - {name} else []
 
 
 def _steps(

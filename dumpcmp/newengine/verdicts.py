@@ -344,7 +344,7 @@ def _with_shown_sums(
 
 def known_again(one: ValueFacts) -> bool:
     """Whether a value is judged where it first appeared."""
-    return not one.parting and (not one.leaf or bool(one.levels))
+    return not (one.parting or one.unsettled) and (not one.leaf or bool(one.levels))
 
 
 def _repeated(first: ValueState) -> ValueState:

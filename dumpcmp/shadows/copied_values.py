@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from dumpcmp.archive.read.reader import Archive
@@ -41,6 +42,29 @@ class Copy:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Rechunked:
+    """A value cut along one dim, and joined along another, as collectives need it."""
+
+    num: int
+    cut: int
+    joined: int
+    slot: str = ""
+    calls: tuple[Call, ...] = ()
+
+    @property
+    def expression(self) -> Hashable:
+        return "rechunked", self.num, self.cut, self.joined
+
+    def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same elements in another order."""
+        return {_OUTPUT: torch.cat(given["input.0"].chunk(self.num, self.cut), self.joined)}
+
+    def held(self, *_: object) -> Replay | None:
+        """Nothing is to be held against anything: it was found by its bytes."""
+        return None
+
+
 def with_copies(archive: Archive, program: Program, across: bool = True) -> Program:
     """`program`, where a leaf that has the bytes of a value computed before is made of that.
 
@@ -67,9 +91,45 @@ def _copies(archive: Archive, program: Program, across: bool) -> Iterator[Node]:
                if v.rank == leaf.rank and n.call.order < first.call.order]  # fmt: skip
         others = [v for v, _ in made.get(found, ()) if across and v.rank != leaf.rank]
         source = next(iter([*own[-1:], *others]), None)
+        if source is None and len(program.ranks) > 1:
+            yield from _rechunked(archive, program, leaf, first)
         if source is not None and _tells(archive, record):
             copy = Copy(record.shape, _first_slot(first, leaf))
             yield Node(leaf.rank, first.call, {"input.0": source}, {_OUTPUT: leaf}, copy)
+
+
+def _rechunked(archive: Archive, program: Program, leaf: ValueId, first: Node) -> Iterator[Node]:
+    """How `leaf` was made of the last value of its rank that has its elements chunk by chunk."""
+    record = program.records[leaf]
+    for value, node in reversed(list(program.producers.items())):
+        if value.rank != leaf.rank or node.call.order >= first.call.order:
+            continue
+        source = program.records[value]
+        how = _chunks(source.shape, record.shape)
+        if how is None or source.dtype != record.dtype or source.kept is not Kept.FULL:
+            continue
+        made = Rechunked(*how, _first_slot(first, leaf))
+        try:
+            one, other = (to_torch(archive.load(r)).reshape(r.shape) for r in (source, record))
+        except DumpcmpError:
+            return
+        if is_telling(other) and torch.equal(made.run({"input.0": one})[_OUTPUT], other):
+            yield Node(leaf.rank, first.call, {"input.0": value}, {_OUTPUT: leaf}, made)
+            return
+
+
+def _chunks(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """How many chunks along which dim are joined along which; None where shapes are no such."""
+    unequal = [
+        dim for dim, sizes in enumerate(zip(before, after, strict=False)) if len({*sizes}) > 1
+    ]
+    if len(before) != len(after) or len(unequal) != 2:
+        return None
+    for cut, joined in (unequal, unequal[::-1]):
+        num = before[cut] // after[cut] if after[cut] else 0
+        if num > 1 and after[cut] * num == before[cut] and after[joined] == num * before[joined]:
+            return num, cut, joined
+    return None
 
 
 def _first_slot(node: Node, value: ValueId) -> str:

@@ -80,12 +80,12 @@ class KnownQuantities:
             return True
         return self.in_any_order and any(is_permuted_dims(quantity, each) for _, each in near)
 
-    def has_sum(self, terms: Sequence[Quantity]) -> bool:
-        """Whether the run has what terms add up to, element by element."""
+    def has_sum(self, terms: Sequence[Quantity], divisor: int = 1) -> bool:
+        """Whether the run has what terms add up to, element by element, over `divisor`."""
         try:
             if len({each.tensor.shape for each in terms}) != 1:
                 return False
-            total = torch.stack([each.tensor for each in terms]).sum(0)
+            total = torch.stack([each.tensor for each in terms]).sum(0) / divisor
             found = fingerprint(total)
             near = [each for _, each in self._prints.near(found)] if is_telling(total) else []
             return any(same_elements(total, each.tensor) for each in near)
@@ -206,8 +206,12 @@ def _is_lacking(shadow: Shadow, value: ValueId, other: KnownQuantities) -> bool:
 def _is_term(shadow: Shadow, node: Node) -> bool:
     """Whether ranks add up what it gives, so that golden need not have it."""
     takers = [t for value in node.gives.values() for t in shadow.program.consumers.get(value, ())]
-    return any(taker.own is not None and len({v.rank for v in taker.takes.values()}) > 1
-               for taker in takers)  # fmt: skip
+    return any(is_together(taker) for taker in takers)
+
+
+def is_together(node: Node) -> bool:
+    """Whether it takes what several ranks gave."""
+    return node.own is not None and len({value.rank for value in node.takes.values()}) > 1
 
 
 def unknown_leaves(shadow: Shadow, node: Node, other: KnownQuantities) -> Iterator[str]:

@@ -94,6 +94,7 @@ class Program:
     gradients: Mapping[ValueId, ValueId] = field(default_factory=dict)  # of modules' values
     places: Mapping[ValueId, ValueId] = field(default_factory=dict)  # each slot, and its value
     unlinked: str = ""  # why it is not known what its calls took, if it is not
+    num_parts: int = 1  # microbatches
     producers: Mapping[ValueId, Node] = field(init=False)
     consumers: Mapping[ValueId, Sequence[Node]] = field(init=False)
 
@@ -111,6 +112,11 @@ class Program:
     def ranks(self) -> set[int]:
         """Those that have calls or effects."""
         return {node.rank for node in self.nodes} | {each.value.rank for each in self.effects}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one rank ran it at once."""
+        return len(self.ranks) == 1 and self.num_parts == 1
 
     @property
     def leaves(self) -> Iterator[ValueId]:

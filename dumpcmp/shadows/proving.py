@@ -13,7 +13,14 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge.tolerances import QUANTISED
 from dumpcmp.nouns.key import ROOT, Op, Slot
 from dumpcmp.shadows.anchors import Anchors, Refusal
-from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty, unknown_leaves
+from dumpcmp.shadows.frontier import (
+    Guilt,
+    KnownQuantities,
+    frontier,
+    guilty,
+    is_together,
+    unknown_leaves,
+)
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels, load_value
 from dumpcmp.shadows.outside import (
@@ -157,6 +164,7 @@ class StepProof:
     proof: Proof
     before: Before | None
     levels: tuple[str, ...] = ()  # to which the target may have rounded numbers
+    parts: tuple[Sequence[StepOfModel], Sequence[StepOfModel]] = ((), ())  # of either step
     _programs_asked: tuple[Program, Program] | None = None
     shadows: Sequence[Shadow] = ()  # golden's and the target's, once they are asked
     _same: list[EffectPair] = field(default_factory=list)  # effects that are shown to be
@@ -167,14 +175,16 @@ class StepProof:
         book, choices = Book(), Choices()
         start = Start(book, self.before, self.levels)
         programs = [
-            read_program(archive, *place)
-            for archive, place in ((self.golden, ours), (self.target, theirs))
+            read_program(archive, *place, parts)
+            for archive, place, parts in zip(
+                (self.golden, self.target), (ours, theirs), self.parts, strict=True
+            )
         ]
         self.step = theirs[1]
         if any(program.unlinked for program in programs):
             self._unlinked(programs)
             return self.before
-        is_single = all(len(program.ranks) == 1 for program in programs)
+        is_single = all(program.is_whole for program in programs)
         programs = [_with_known_state(program, is_single) for program in programs]
         if is_single:
             programs = [  # those of several ranks are terms of sums
@@ -239,7 +249,7 @@ class StepProof:
         """Say what the effects depend on that are the same, and of which every call is right."""
         assert self._programs_asked is not None
         sides = list(zip(("golden", "target"), self._programs_asked, strict=True))
-        if any(len(program.ranks) > 1 for _, program in sides):  # all of them, or none
+        if not all(program.is_whole for _, program in sides):  # all of them, or none
             is_shown = not self.proof.findings
             shown = [[e.value for e in program.effects if is_shown] for _, program in sides]
         else:
@@ -420,9 +430,9 @@ class StepProof:
             known = tuple(KnownQuantities(each, in_any_order) for each in (golden, target))
             theirs = frontier(target, [mine.effect.value for _, mine in differing], known[0])
             ours = frontier(golden, [its.effect.value for its, _ in differing], known[1])
-            if (terms := _unsummed(target, theirs, known[0])) is not None:
-                reason = "each rank has a term of golden's value: a reduction is missing"
-                self._suppose("target", _ProofPlace.of_node(terms), reason)
+            if (unsummed := _unsummed(target, theirs, known[0])) is not None:
+                node, reason = unsummed
+                self._suppose("target", _ProofPlace.of_node(node), reason)
                 return
             found = guilty(target, known[0], ours, theirs, effects)
             if found is not None:
@@ -496,16 +506,25 @@ class StepProof:
         self.proof.findings[-1] = replace(self.proof.findings[-1], is_confirmed=False)
 
 
-def _unsummed(shadow: Shadow, nodes: Sequence[Node], other: KnownQuantities) -> Node | None:
-    """The first call that gives terms on all ranks whose sum the other run has."""
+def _unsummed(
+    shadow: Shadow, nodes: Sequence[Node], other: KnownQuantities
+) -> tuple[Node, str] | None:
+    """The first call that gives terms on all ranks whose sum or mean the other run has; and why."""
     named: dict[tuple[Op, int], list[Node]] = {}
     for node in nodes:
         if len(node.gives) == 1:
             named.setdefault((node.call.op, node.call.call), []).append(node)
     for found in named.values():
         terms = [shadow.quantity(value) for node in found for value in node.gives.values()]
-        if len(found) > 1 and len(found) == len(shadow.program.ranks) and other.has_sum(terms):
-            return found[0]
+        if len(found) < 2 or len(found) < len(shadow.program.ranks):
+            continue
+        if other.has_sum(terms):
+            return found[0], "each rank has a term of golden's value: a reduction is missing"
+        if other.has_sum(terms, len(found)):
+            takers = shadow.program.consumers.get(next(iter(found[0].gives.values())), ())
+            summing = next((each for each in takers if is_together(each)), None)
+            reason = f"golden's value is the mean over {len(found)} ranks of what each of them has"
+            return summing or found[0], reason
     return None
 
 

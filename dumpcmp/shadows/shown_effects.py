@@ -28,6 +28,11 @@ class ShownEffect:
     def rank(self) -> int:
         return self.effect.value.rank
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The rank that has it, and the microbatch."""
+        return self.rank, self.effect.value.key.step
+
     def is_same(self, other: ShownEffect) -> bool:
         return self.quantity.is_same(other.quantity)
 
@@ -53,7 +58,10 @@ def paired_effects(golden: Shadow, target: Shadow) -> PairedEffects:
     """Effects of one name; of what is left, those of one leaf or quantity; and what is left."""
     ours, theirs = ([_shown(shadow, effect) for effect in shadow.program.effects]
                     for shadow in (golden, target))  # fmt: skip
-    ranks = [sorted({each.rank for each in side}) for side in (ours, theirs)]
+    ranks = [
+        sorted({each.place if shadow.program.num_parts > 1 else (each.rank, 0) for each in side})
+        for shadow, side in ((golden, ours), (target, theirs))
+    ]
     is_by_rank = ranks[0] == ranks[1] and len(ranks[0]) > 1
     if is_by_rank and (by_rank := _rank_by_rank(ours, theirs)) is not None:
         return by_rank
@@ -121,8 +129,8 @@ def _rank_by_rank(
     ours: Sequence[ShownEffect], theirs: Sequence[ShownEffect]
 ) -> PairedEffects | None:
     """The effects where each rank of one run has those of the same rank of the other."""
-    named = {(each.rank, each.effect.name): each for each in theirs}
-    pairs = [(its, named.pop((its.rank, its.effect.name), None)) for its in ours]
+    named = {(each.place, each.effect.name): each for each in theirs}
+    pairs = [(its, named.pop((its.place, its.effect.name), None)) for its in ours]
     found = [(its, mine) for its, mine in pairs if mine is not None and its.is_same(mine)]
     return PairedEffects(found) if len(found) == len(pairs) and not named else None
 
@@ -208,7 +216,7 @@ class _OverRanks:
         return _TERMS.format(whole.effect.name) if _are_terms(named, whole) else ""
 
     def _why_reordered(self, whole: ShownEffect, shown: Sequence[ShownEffect]) -> str:
-        named = sorted((e for e in shown if _same_name(whole, e)), key=lambda each: each.rank)
+        named = sorted((e for e in shown if _same_name(whole, e)), key=lambda each: each.place)
         places = [place for each in named if (place := _first_place(each, whole))]
         is_ordered = all(a.dim != b.dim or a.first <= b.first for a, b in pairwise(places))
         return "" if is_ordered else _REORDERED.format(whole.effect.name)

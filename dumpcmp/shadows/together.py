@@ -21,9 +21,11 @@ from dumpcmp.nouns.spoken import counted
 from dumpcmp.nouns.value import DTYPES
 from dumpcmp.replay.rating import Rerun
 from dumpcmp.shadows.copied_values import with_copies
+from dumpcmp.shadows.microbatches import with_shared_weights
 from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId, read_ranks
 from dumpcmp.shadows.quantities import tensor_of
 from dumpcmp.shadows.rewritten_memory import with_writes
+from dumpcmp.shadows.shared_terms import with_shared_terms
 from dumpcmp.shadows.written_moments import with_written_moments
 
 _COLLECTIVES = frozenset(Collective)
@@ -141,11 +143,19 @@ class RankDelivery:
         raise DumpcmpError(f"the reduction {self.reduction!r} is not known")
 
 
-def read_program(archive: Archive, model: str, step: int) -> Program:
-    """The program of one step of `model`, as all ranks of `archive` ran it together."""
+_Step = tuple[str, int]  # of a model
+
+
+def read_program(archive: Archive, model: str, step: int, parts: Sequence[_Step] = ()) -> Program:
+    """The program of one step of `model`, as all ranks of `archive` ran it together.
+
+    `parts` are the recorded steps that it is made of, if these are microbatches or stages.
+    """
+    steps = parts or [(model, step)]
     ranks = [
         with_writes(archive, with_written_moments(rank))
-        for rank in read_ranks(archive, model, step)
+        for one in steps
+        for rank in read_ranks(archive, *one)
     ]
     if len(ranks) == 1:
         return _ordered(with_copies(archive, ranks[0])) or ranks[0]
@@ -155,11 +165,16 @@ def read_program(archive: Archive, model: str, step: int) -> Program:
     gradients = {value: each for rank in ranks for value, each in rank.gradients.items()}
     places = {place: value for rank in ranks for place, value in rank.places.items()}
     unlinked = next((rank.unlinked for rank in ranks if rank.unlinked), "")
-    apart = Program(model, step, nodes, records, effects, gradients, places, unlinked)
-    program = replace(apart, nodes=_Joining(apart).nodes())
+    num = len({each for _, each in parts}) or 1
+    apart = Program(model, step, nodes, records, effects, gradients, places, unlinked, num)
+    if num > 1:
+        apart = with_shared_weights(archive, apart)
+    program = with_shared_terms(replace(apart, nodes=_Joining(apart).nodes()))
     for across in (True, False):
         if found := _ordered(with_copies(archive, program, across)):
             return found
+    if num > 1 and (found := _ordered(program)):
+        return found
     raise DumpcmpError(f"what the ranks gave each other at step {step} runs in circles")
 
 

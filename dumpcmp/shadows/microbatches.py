@@ -1,0 +1,126 @@
+"""Microbatches of one step as one program: they share weights, and add up their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.judge.replaying import wrong
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.record import Kept
+from dumpcmp.nouns.value import to_torch
+from dumpcmp.shadows.gradient_sums import gradient_nodes
+from dumpcmp.shadows.program import Node, Program, ValueId
+
+_Gradients = Mapping[ValueId, list[ValueId]]  # of a weight: as each microbatch left it
+
+
+def with_shared_weights(archive: Archive, program: Program) -> Program:
+    """`program`, in which all microbatches take the same weights, and weights have one gradient.
+
+    What is recorded of a gradient after a microbatch is the sum so far: the last is the gradient.
+    """
+    program = _renamed(program, _weights(program))
+    found = {weight: some for weight, some in _gradients(program).items() if len(some) > 1}
+    is_rewound = _is_rewound(archive, program, found)
+    last = {weight: some[0 if is_rewound else -1] for weight, some in found.items()}
+    names = {each: last[weight] for weight, some in found.items() for each in some}
+    return _with_terms(_renamed(program, names))
+
+
+def _weights(program: Program) -> dict[ValueId, ValueId]:
+    """Leaves that have the bytes of a weight of their rank, and the weight by its first name."""
+    known: dict[tuple[int, str], ValueId] = {}
+    for value in program.leaves:
+        digest = program.records[value].digest
+        if value.key.slot.is_weight and digest:
+            known.setdefault((value.rank, digest), value)
+    found = {}
+    for leaf in program.leaves:
+        weight = known.get((leaf.rank, program.records[leaf].digest))
+        if weight is not None and weight != leaf and weight.key.step != leaf.key.step:
+            found[leaf] = weight
+    return found
+
+
+def _renamed(program: Program, names: Mapping[ValueId, ValueId]) -> Program:
+    """`program` with other names of some values."""
+
+    def named(values: Mapping[str, ValueId]) -> dict[str, ValueId]:
+        return {slot: names.get(value, value) for slot, value in values.items()}
+
+    return replace(
+        program,
+        nodes=[
+            replace(node, takes=named(node.takes), gradients=named(node.gradients))
+            for node in program.nodes
+        ],
+        gradients={
+            names.get(value, value): names.get(gradient, gradient)
+            for value, gradient in program.gradients.items()
+        },
+        places={place: names.get(value, value) for place, value in program.places.items()}
+        | dict(names),
+    )
+
+
+def _gradients(program: Program) -> _Gradients:
+    """The gradients of each weight, by microbatches."""
+    found: dict[ValueId, dict[ValueId, None]] = {}
+    for node in program.nodes:
+        for slot, value in node.takes.items():
+            gradient = node.gradients.get(f"grad_{slot}")
+            if value.key.slot.is_weight and gradient is not None:
+                found.setdefault(value, {})[gradient] = None
+    return {weight: sorted(some, key=lambda each: each.key.step) for weight, some in found.items()}
+
+
+def _is_rewound(archive: Archive, program: Program, found: _Gradients) -> bool:
+    """Whether microbatches went back in the opposite order: the last one has its own term alone."""
+    nodes = {value: node for node in gradient_nodes(program) for value in node.gives.values()}
+    for some in found.values():
+        alone = [_is_alone(archive, program, nodes.get(each), each) for each in (some[0], some[-1])]
+        if alone.count(True) == 1:
+            return alone[1]
+    return False
+
+
+def _is_alone(archive: Archive, program: Program, node: Node | None, gradient: ValueId) -> bool:
+    """Whether a gradient is what the calls of its microbatch hand back, and nothing else."""
+    if node is None or node.own is None:
+        return False
+
+    def load(value: ValueId) -> Tensor:
+        record = program.records[value]
+        if record.kept is not Kept.FULL:
+            raise DumpcmpError("it was not kept")
+        return to_torch(archive.load(record)).reshape(record.shape)
+
+    try:
+        given = {slot: load(value) for slot, value in node.takes.items()}
+        replay = node.own.held(given, load(gradient))
+    except DumpcmpError:
+        return False
+    return replay is not None and replay.is_known and not wrong(replay)
+
+
+def _with_terms(program: Program) -> Program:
+    """`program`, in which each call that takes a weight hands back a term of its gradient."""
+    found = _gradients(program)
+    return replace(program, nodes=[_with_term(node, found) for node in program.nodes])
+
+
+def _with_term(node: Node, found: _Gradients) -> Node:
+    if not any(slot.startswith("grad_output") for slot in node.gradients):
+        return node
+    more = dict(_terms(node, found))
+    return replace(node, gradients={**node.gradients, **more}) if more else node
+
+
+def _terms(node: Node, found: _Gradients) -> Iterator[tuple[str, ValueId]]:
+    for slot, value in node.takes.items():
+        if value in found and f"grad_{slot}" not in node.gradients:
+            yield f"grad_{slot}", found[value][0]
