@@ -7,8 +7,8 @@ from functools import cache
 
 from dumpcmp.nouns.given import argument_tree
 from dumpcmp.nouns.key import Key, Op, Slot
-from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.op_names import OpSet, OpTable, WorkSet, is_dispatched, plain_name
+from dumpcmp.nouns.record import Call
 
 
 class Arithmetic(StrEnum):
