@@ -25,6 +25,7 @@ from dumpcmp.newengine.programs import RunValues, StepPrograms
 from dumpcmp.newengine.verdicts import Absence, Meaning, ValueFacts
 from dumpcmp.nouns.arithmetic import gives_memory
 from dumpcmp.nouns.calling import CallDifference
+from dumpcmp.nouns.given import argument_tree
 from dumpcmp.nouns.key import ROOT, Key, Site
 from dumpcmp.nouns.leaf import LeafFinding
 from dumpcmp.nouns.replay import Replay
@@ -134,9 +135,21 @@ class Facts:
                     for value in node.takes.values() if node else ():
                         if value in mains and mains[value] is not pair:
                             before[mains[value]] = None
+                    drawn = self._generators.get((run is self.golden, key.site), ())
+                    before |= dict.fromkeys(drawn if node else ())
             before |= dict.fromkeys(self.between.sources(pair))
             before.pop(pair, None)
             found[pair] = list(before)
+        return found
+
+    @cached_property
+    def _generators(self) -> dict[tuple[bool, Site], list[Pair]]:
+        """The states of generators that calls drew from."""
+        found: dict[tuple[bool, Site], list[Pair]] = {}
+        for pair in self.pairs:
+            if pair.key.slot.is_generator:
+                for run, key in self._sides(pair):
+                    found.setdefault((run is self.golden, key.site), []).append(pair)
         return found
 
     def _mains(self, run: RunValues) -> dict[ValueId, Pair]:
@@ -252,6 +265,7 @@ class Facts:
     def _task(
         self, side: str, run: RunValues, program: Program, node: Node, allow: frozenset[str]
     ) -> CallCheck:
+        argument_tree(node.call)  # an archive that is damaged ends the comparison
         own = _records(run, program, node)
         other = None
         if side == "target" and node.own is None:
