@@ -80,7 +80,9 @@ class Programs:
     remarks: dict[str, None] = field(default_factory=dict)
     _before: dict[str, tuple[int, Before | None]] = field(default_factory=dict)
 
-    def of_span(self, golden: Side, target: Side) -> tuple[list[StepPrograms], RunValues, RunValues]:
+    def of_span(
+        self, golden: Side, target: Side
+    ) -> tuple[list[StepPrograms], RunValues, RunValues]:
         found: list[StepPrograms] = []
         ours, theirs = RunValues(golden), RunValues(target)
         for one, other in _steps(golden, target, self.counting):

@@ -120,7 +120,9 @@ def _rechunked(archive: Archive, program: Program, leaf: ValueId, first: Node) -
 
 def _chunks(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, int, int] | None:
     """How many chunks along which dim are joined along which; None where shapes are no such."""
-    unequal = [dim for dim, sizes in enumerate(zip(before, after, strict=False)) if len({*sizes}) > 1]
+    unequal = [
+        dim for dim, sizes in enumerate(zip(before, after, strict=False)) if len({*sizes}) > 1
+    ]
     if len(before) != len(after) or len(unequal) != 2:
         return None
     for cut, joined in (unequal, unequal[::-1]):

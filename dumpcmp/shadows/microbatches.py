@@ -74,9 +74,7 @@ def _gradients(program: Program) -> _Gradients:
             gradient = node.gradients.get(f"grad_{slot}")
             if value.key.slot.is_weight and gradient is not None:
                 found.setdefault(value, {})[gradient] = None
-    return {
-        weight: sorted(some, key=lambda each: each.key.step) for weight, some in found.items()
-    }
+    return {weight: sorted(some, key=lambda each: each.key.step) for weight, some in found.items()}
 
 
 def _is_rewound(archive: Archive, program: Program, found: _Gradients) -> bool:

@@ -146,9 +146,7 @@ class RankDelivery:
 _Step = tuple[str, int]  # of a model
 
 
-def read_program(
-    archive: Archive, model: str, step: int, parts: Sequence[_Step] = ()
-) -> Program:
+def read_program(archive: Archive, model: str, step: int, parts: Sequence[_Step] = ()) -> Program:
     """The program of one step of `model`, as all ranks of `archive` ran it together.
 
     `parts` are the recorded steps that it is made of, if these are microbatches or stages.
