@@ -288,10 +288,14 @@ class Facts:
         asked = Asking.of(self.golden.side.archive), Asking.of(
             self.target.side.archive, self.counting
         )
-        stopped = [side.facts.stopped for side in (self.golden.side, self.target.side)]
-        lost = "; ".join(said for one in stopped for said in said_of_ranks(one))
         clean = self._clean()
-        return [self._facts(pair, partings, asked, lost, pair in clean) for pair in self.pairs]
+        return [self._facts(pair, partings, asked, self.lost, pair in clean) for pair in self.pairs]
+
+    @cached_property
+    def lost(self) -> str:
+        """Which ranks stopped or are missing: what they lack is no difference of programs."""
+        stopped = [side.facts.stopped for side in (self.golden.side, self.target.side)]
+        return "; ".join(said for one in stopped for said in said_of_ranks(one))
 
     def measured_of(self, pair: Pair) -> Measured:
         first = pair if pair in self.measured else pair.repeats
@@ -429,7 +433,7 @@ class Facts:
     @cached_property
     def _parted(self) -> set[tuple[bool, str, int]]:
         found = set()
-        for step in self.steps:
+        for step in () if self.lost else self.steps:
             answers = {finding.answer for finding in step.proof.findings}
             if ProofAnswer.DIFFERENT_PROGRAM in answers:
                 for is_golden, shadow in ((True, step.golden), (False, step.target)):
@@ -509,7 +513,7 @@ class Facts:
     def findings(self, answer: ProofAnswer) -> dict[Pair, str]:
         """What was found of start or program, where."""
         found: dict[Pair, str] = {}
-        for step in self.steps:
+        for step in () if self.lost else self.steps:
             for finding in step.proof.findings:
                 pair = self._place_of(finding, step) if finding.answer is answer else None
                 if pair is not None:

@@ -62,7 +62,8 @@ def _renamed(program: Program, names: Mapping[ValueId, ValueId]) -> Program:
             names.get(value, value): names.get(gradient, gradient)
             for value, gradient in program.gradients.items()
         },
-        places={place: names.get(value, value) for place, value in program.places.items()} | names,
+        places={place: names.get(value, value) for place, value in program.places.items()}
+        | dict(names),
     )
 
 
