@@ -35,13 +35,16 @@ class RunValues:
     quantities: dict[ValueId, Quantity] = field(default_factory=dict)
     firsts: dict[ValueId, ValueId] = field(default_factory=dict)
     gradients: dict[ValueId, Node] = field(default_factory=dict)  # of ranks: by their own calls
+    is_in_parts: bool = False  # microbatches
     names: Mapping[Key, Key] = field(default_factory=dict)  # of weights at the end: the effect
 
-    def add(self, shadow: Shadow) -> None:
+    def add(self, shadow: Shadow, *, has_gradients: bool) -> None:
+        """Know of a step; its program may lack the gradients that its calls hand back."""
         self.shadows.append(shadow)
         self.firsts |= shadow.program.places
         self.quantities |= shadow.quantities
-        if not shadow.program.is_whole:
+        self.is_in_parts |= shadow.program.num_parts > 1
+        if not has_gradients:
             for node in gradient_nodes(shadow.program):
                 self.gradients |= dict.fromkeys(node.gives.values(), node)
 
@@ -89,8 +92,10 @@ class Programs:
             step = self._of_step(golden, target, one, other)
             if step is not None:
                 found.append(step)
-                ours.add(step.golden)
-                theirs.add(step.target)
+                shadows = step.golden, step.target
+                is_whole = all(shadow.program.is_whole for shadow in shadows)
+                ours.add(step.golden, has_gradients=is_whole)
+                theirs.add(step.target, has_gradients=is_whole)
         return found, ours, theirs
 
     def _of_step(
