@@ -213,7 +213,7 @@ class Facts:
             for slot, replay in found.items():
                 own = run_of[side].gradients.get(node.gives[slot])
                 self.checks[side, node.gives[slot]] = _alone_on_rank(
-                    replay, own, is_on_ranks=run_of[side].side.facts.num_ranks > 1
+                    replay, own, is_all=run_of[side].is_in_parts
                 )
             done += nbytes
             if tell and nbytes:
@@ -318,10 +318,14 @@ class Facts:
             Asking.of(self.golden.side.archive),
             Asking.of(self.target.side.archive, self.counting),
         )
-        stopped = [side.facts.stopped for side in (self.golden.side, self.target.side)]
-        lost = "; ".join(said for one in stopped for said in said_of_ranks(one))
         clean = self._clean()
-        return [self._facts(pair, partings, asked, lost, pair in clean) for pair in self.pairs]
+        return [self._facts(pair, partings, asked, self.lost, pair in clean) for pair in self.pairs]
+
+    @cached_property
+    def lost(self) -> str:
+        """Which ranks stopped or are missing: what they lack is no difference of programs."""
+        stopped = [side.facts.stopped for side in (self.golden.side, self.target.side)]
+        return "; ".join(said for one in stopped for said in said_of_ranks(one))
 
     def measured_of(self, pair: Pair) -> Measured:
         first = pair if pair in self.measured else pair.repeats
@@ -387,6 +391,7 @@ class Facts:
             is_passed_on=self._is_passed_on(pair),
             replicas=measured.laid.finding if measured.laid else "",
             by_rank=_on_ranks(measured.laid) if measured.laid else "",
+            is_by_rank=self._is_by_rank(pair, measured),
             holders=self._holders(pair),
             is_stated=any(run.side.states(key) for run, key in self._sides(pair)),
             shown_by=self._shown_sums.get(pair),
@@ -422,6 +427,11 @@ class Facts:
         golden = self.golden.side.listing
         found = with_updates(following, self.pairs, self.measured, golden).made
         return {pair: after[0] for pair, after in found.items() if after}
+
+    def _is_by_rank(self, pair: Pair, measured: Measured) -> bool:
+        """Whether what each rank has is held against golden's for it: one lap of a loop, or all."""
+        is_lap = pair.golden is not None and self.golden.side.shares(pair.golden).is_in_laps
+        return is_lap or (measured.laid is not None and measured.laid.is_by_rank)
 
     def _holders(self, pair: Pair) -> str:
         """The ranks that have what the target alone has, where not all do."""
@@ -497,7 +507,7 @@ class Facts:
     @cached_property
     def _parted(self) -> set[tuple[bool, str, int]]:
         found = set()
-        for step in self.steps:
+        for step in () if self.lost else self.steps:
             answers = {finding.answer for finding in step.proof.findings}
             if ProofAnswer.DIFFERENT_PROGRAM in answers or step.proof.is_rounded:
                 for is_golden, program in ((True, step.golden), (False, step.target)):
@@ -576,7 +586,7 @@ class Facts:
     def findings(self, answer: ProofAnswer) -> dict[Pair, str]:
         """What was found of start or program, where."""
         found: dict[Pair, str] = {}
-        for step in self.steps:
+        for step in () if self.lost else self.steps:
             for finding in step.proof.findings:
                 pair = self._place_of(finding, step) if finding.answer is answer else None
                 if pair is not None:
@@ -605,9 +615,9 @@ def _is_of(program: Program, node: Node) -> bool:
     return all(value in program.records for value in node.takes.values())
 
 
-def _alone_on_rank(replay: Replay, own: Node | None, *, is_on_ranks: bool) -> Replay:
+def _alone_on_rank(replay: Replay, own: Node | None, *, is_all: bool) -> Replay:
     """What is known of a gradient by its rank's own calls: others may have added to it."""
-    if own is None or not is_on_ranks or not replay.is_known or not wrong(replay):
+    if own is None or is_all or not replay.is_known or not wrong(replay):
         return replay
     return Replay(unknown="what the ranks made of this gradient together is not on record")
 

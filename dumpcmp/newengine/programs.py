@@ -41,14 +41,22 @@ class RunValues:
     quantities: dict[ValueId, Quantity] = field(default_factory=dict)
     firsts: dict[ValueId, ValueId] = field(default_factory=dict)
     gradients: dict[ValueId, Node] = field(default_factory=dict)  # of ranks: by their own calls
+    is_in_parts: bool = False  # microbatches
     names: Mapping[Key, Key] = field(default_factory=dict)  # of weights at the end: the effect
 
-    def add(self, program: Program, quantities: Mapping[ValueId, Quantity]) -> None:
-        """Take a step, of which some values are known in float64."""
+    def add(
+        self,
+        program: Program,
+        quantities: Mapping[ValueId, Quantity],
+        *,
+        has_gradients: bool,
+    ) -> None:
+        """Take a step, whose program may lack the gradients that its calls hand back."""
         self.programs.append(program)
         self.firsts |= program.places
         self.quantities |= quantities
-        if not program.is_whole:
+        self.is_in_parts |= program.num_parts > 1
+        if not has_gradients:
             for node in gradient_nodes(program):
                 self.gradients |= dict.fromkeys(node.gives.values(), node)
 
@@ -116,7 +124,8 @@ class Programs:
     def _read_alone(self, run: RunValues, step: StepName | None) -> None:
         """Read a step of which nobody asks what it computes."""
         assert step is not None
-        run.add(read_program(run.side.archive, *step, _parts(run.side, step)), {})
+        program = read_program(run.side.archive, *step, _parts(run.side, step))
+        run.add(program, {}, has_gradients=False)
 
     def _asked(
         self, golden: RunValues, target: RunValues, one: StepName, other: StepName
@@ -141,8 +150,9 @@ class Programs:
         if not asked.shadows:
             return None
         ours, theirs = asked.shadows
-        golden.add(ours.program, ours.quantities)
-        target.add(theirs.program, theirs.quantities)
+        is_whole = all(shadow.program.is_whole for shadow in (ours, theirs))
+        golden.add(ours.program, ours.quantities, has_gradients=is_whole)
+        target.add(theirs.program, theirs.quantities, has_gradients=is_whole)
         return StepPrograms(ours.program, theirs.program, proof)
 
 

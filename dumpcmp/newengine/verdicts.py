@@ -79,6 +79,7 @@ class ValueFacts:
     replicas: str = ""  # in what ranks differ that should have one value
     by_rank: str = ""  # of a value that differs: on which ranks, or what that looks like
     holders: str = ""  # the ranks that have it, where one side alone has it and not all of its do
+    is_by_rank: bool = False  # each rank's value was measured by itself
     is_stated: bool = False  # the user says how it lies over the ranks
     shown_by: Pair | None = None  # of terms that nobody saw added up: what their sum was used for
 
@@ -153,7 +154,8 @@ class Judging:
                 if (state := states.get(each) or self.earlier.get(each)) is not None
             ]
             states[pair] = _by_rank(known[pair], self._state(known[pair], before, states))
-        return _covered(known, _with_shown_sums(known, states), self.takers)
+        states = _with_shown_sums(known, states)
+        return _covered(known, _with_other_takers(states, self.sources), self.takers)
 
     def _state(
         self, one: ValueFacts, before: Sequence[ValueState], states: Mapping[Pair, ValueState]
@@ -280,6 +282,8 @@ class Judging:
             return ValueState(other, taint, root, is_flipped, False)
         if is_right and (one.is_update or one.meaning is Meaning.SAME):
             return self._grown(one, judgement, taint, is_flipped)
+        if one.is_by_rank and is_right and one.pair.key.slot.is_gradient:
+            return ValueState(judgement, taint, one.pair, is_flipped, False, is_alone=True)
         lone = [each for each in before if each.is_alone]
         if all(each.is_near or each.is_alone for each in before) and not is_flipped:
             if lone:
@@ -339,6 +343,29 @@ def _with_shown_sums(
             said = f"{state.judgement.reason}; what was made of their sum agrees"
             judgement = replace(state.judgement, verdict=Verdict.COVERED, reason=said)
             found[pair] = replace(state, judgement=judgement)
+    return found
+
+
+def _with_other_takers(
+    states: Mapping[Pair, ValueState], sources: Mapping[Pair, Sequence[Pair]]
+) -> dict[Pair, ValueState]:
+    """The states, in which gradients are covered that other calls hand back, if what follows agrees.
+
+    A part of a value is taken by what is done with the part; a rank's value by all that it does.
+    """
+    found = dict(states)
+    odd = {pair for pair, state in states.items() if state.is_alone and pair.both}
+    failing = {
+        each
+        for pair, before in sources.items()
+        if pair in states and pair not in odd and states[pair].judgement.verdict not in _AGREES
+        for each in before
+    }
+    for pair in odd - failing:
+        state = states[pair]
+        said = f"{state.judgement.reason}; other calls take it here, and what follows agrees"
+        judgement = replace(state.judgement, verdict=Verdict.COVERED, reason=said)
+        found[pair] = replace(state, judgement=judgement, root=None)
     return found
 
 

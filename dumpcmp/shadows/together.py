@@ -21,11 +21,11 @@ from dumpcmp.nouns.spoken import counted
 from dumpcmp.nouns.value import DTYPES
 from dumpcmp.replay.rating import Rerun
 from dumpcmp.shadows.copied_values import with_copies
-from dumpcmp.shadows.microbatches import with_shared_weights
 from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId, read_ranks
 from dumpcmp.shadows.quantities import tensor_of
 from dumpcmp.shadows.rewritten_memory import with_writes
 from dumpcmp.shadows.shared_terms import with_shared_terms
+from dumpcmp.shadows.shared_weights import with_shared_weights
 from dumpcmp.shadows.written_moments import with_written_moments
 
 _COLLECTIVES = frozenset(Collective)
@@ -143,10 +143,12 @@ class RankDelivery:
         raise DumpcmpError(f"the reduction {self.reduction!r} is not known")
 
 
-_Step = tuple[str, int]  # of a model
+_ModelStep = tuple[str, int]  # of a model
 
 
-def read_program(archive: Archive, model: str, step: int, parts: Sequence[_Step] = ()) -> Program:
+def read_program(
+    archive: Archive, model: str, step: int, parts: Sequence[_ModelStep] = ()
+) -> Program:
     """The program of one step of `model`, as all ranks of `archive` ran it together.
 
     `parts` are the recorded steps that it is made of, if these are microbatches or stages.
