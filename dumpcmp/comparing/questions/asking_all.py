@@ -14,9 +14,9 @@ from dumpcmp.align.passes import with_collectives
 from dumpcmp.align.unwritten import unwritten
 from dumpcmp.comparing.blame import in_order
 from dumpcmp.comparing.both_sides import let_go
+from dumpcmp.comparing.by_rows import RowComparison, devices_of
 from dumpcmp.comparing.clipping import clipped_by
 from dumpcmp.comparing.clues import _found
-from dumpcmp.comparing.comparison import _Comparing, _devices
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.digests import check_all, check_ends
 from dumpcmp.comparing.effect_pairs import with_effect_values
@@ -28,6 +28,11 @@ from dumpcmp.comparing.measuring import Tell, measure_all
 from dumpcmp.comparing.own_metrics import asking
 from dumpcmp.comparing.placing import placed
 from dumpcmp.comparing.quantised import codes_among, quantised_weights
+from dumpcmp.comparing.questions.between_steps import BetweenSteps
+from dumpcmp.comparing.questions.facts import Facts
+from dumpcmp.comparing.questions.matching import MatchedRun, match_values
+from dumpcmp.comparing.questions.step_programs import Programs, RunValues
+from dumpcmp.comparing.questions.verdicts import JudgedFacts, Judging, ValueState
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.shortcuts import allowed
 from dumpcmp.comparing.side import Side
@@ -37,20 +42,15 @@ from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import ReferenceChecker, RoundingChecker
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.judge.tolerances import QUANTISED
-from dumpcmp.newengine.between_steps import BetweenSteps
-from dumpcmp.newengine.facts import Facts
-from dumpcmp.newengine.matching import MatchedRun, match_values
-from dumpcmp.newengine.programs import Programs, RunValues
-from dumpcmp.newengine.verdicts import Judging, ValueFacts, ValueState
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Pair, Row, Unwritten
 
-_Blank = Mapping[Key, Unwritten]
+_UnwrittenValues = Mapping[Key, Unwritten]
 
 
 @dataclass(slots=True, eq=False)
-class Comparing(_Comparing):
+class ProgramComparison(RowComparison):
     """How to compare on three questions, and what earlier spans have come to."""
 
     programs: Programs | None = None
@@ -61,7 +61,7 @@ class Comparing(_Comparing):
         check_ends(ours, theirs)
         if self.verify_digests:
             check_all((ours, theirs), workers)
-        shortcuts = allowed(self.allow, theirs.archive, _devices(theirs))
+        shortcuts = allowed(self.allow, theirs.archive, devices_of(theirs))
         ours = self._in_laps(ours, theirs)
         is_usual = isinstance(rule, ReferenceChecker | RoundingChecker)
         is_asked = is_usual and self.replaying is not Replaying.OFF
@@ -156,14 +156,16 @@ class Comparing(_Comparing):
         return [_with_blank(pair, ours, theirs, *blank) for pair in pairs]
 
 
-def _with_blank(pair: Pair, ours: Side, theirs: Side, one: _Blank, other: _Blank) -> Pair:
+def _with_blank(
+    pair: Pair, ours: Side, theirs: Side, one: _UnwrittenValues, other: _UnwrittenValues
+) -> Pair:
     """`pair`, which knows how much of it is memory that nobody has written."""
     found = one.get(ours.listing.first(pair.golden)) if pair.golden else None
     found = found or (other.get(theirs.listing.first(pair.target)) if pair.target else None)
     return replace(pair, unwritten=found) if found else pair
 
 
-def _row(one: ValueFacts, state: ValueState, ways: Ways) -> Row:
+def _row(one: JudgedFacts, state: ValueState, ways: Ways) -> Row:
     pair, measured, judgement = one.pair, one.measured, state.judgement
     listing = ways.golden if pair.key is pair.golden else ways.target
     ours = ways.golden.record(pair.golden) if pair.golden else None

@@ -12,6 +12,10 @@ from dumpcmp.comparing.batches import run_batched
 from dumpcmp.comparing.measuring import Tell
 from dumpcmp.comparing.no_gradient import _is_zero
 from dumpcmp.comparing.paired_calls import call_differences
+from dumpcmp.comparing.questions.between_steps import BetweenSteps
+from dumpcmp.comparing.questions.checks import CallCheck, CallRecords, check_calls
+from dumpcmp.comparing.questions.step_programs import RunValues, StepPrograms
+from dumpcmp.comparing.questions.verdicts import Absence, JudgedFacts, Meaning
 from dumpcmp.comparing.requests import Asking, _unasked
 from dumpcmp.comparing.stopped import said_of_ranks
 from dumpcmp.comparing.terms import terms_given
@@ -19,10 +23,6 @@ from dumpcmp.comparing.updates import with_updates
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.judge.tolerances import APART, STANDS_OUT
-from dumpcmp.newengine.between_steps import BetweenSteps
-from dumpcmp.newengine.checks import CallCheck, CallRecords, check_calls
-from dumpcmp.newengine.programs import RunValues, StepPrograms
-from dumpcmp.newengine.verdicts import Absence, Meaning, ValueFacts
 from dumpcmp.nouns.arithmetic import gives_memory
 from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.given import argument_tree
@@ -308,7 +308,7 @@ class Facts:
 
     # facts
 
-    def all(self, is_usual: bool) -> list[ValueFacts]:
+    def all(self, is_usual: bool) -> list[JudgedFacts]:
         partings = self.findings(ProofAnswer.DIFFERENT_PROGRAM) if is_usual else {}
         starts = self.findings(ProofAnswer.DIFFERENT_START) if is_usual else {}
         self.starts = {
@@ -351,7 +351,7 @@ class Facts:
         asked: tuple[Asking, Asking],
         lost: str,
         is_clean: bool,
-    ) -> ValueFacts:
+    ) -> JudgedFacts:
         measured = self.measured_of(pair)
         absence, said = self._absence(pair, asked, lost) if not pair.both else (Absence.NONE, "")
         conditions = self.ways.conditions(pair, inputs_equal=is_clean, reference=measured.reference)
@@ -364,7 +364,7 @@ class Facts:
         is_settled = self._is_settled("target", self.target, pair.target) and self._is_settled(
             "golden", self.golden, pair.golden
         )
-        return ValueFacts(
+        return JudgedFacts(
             pair,
             measured,
             conditions,

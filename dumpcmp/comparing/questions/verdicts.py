@@ -49,7 +49,7 @@ class Absence(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ValueFacts:
+class JudgedFacts:
     """What is known of one value of either run when it is judged."""
 
     pair: Pair
@@ -142,7 +142,7 @@ class Judging:
     takers: Mapping[Pair, Sequence[Pair]]  # of what one side alone has: what was made of it
     earlier: Mapping[Pair, ValueState]
 
-    def judged(self, facts: Iterable[ValueFacts]) -> dict[Pair, ValueState]:
+    def judged(self, facts: Iterable[JudgedFacts]) -> dict[Pair, ValueState]:
         """The state of each value; sources come before what is made of them."""
         known = {one.pair: one for one in facts}
         states: dict[Pair, ValueState] = {}
@@ -158,7 +158,7 @@ class Judging:
         return _covered(known, _with_other_takers(states, self.sources), self.takers)
 
     def _state(
-        self, one: ValueFacts, before: Sequence[ValueState], states: Mapping[Pair, ValueState]
+        self, one: JudgedFacts, before: Sequence[ValueState], states: Mapping[Pair, ValueState]
     ) -> ValueState:
         pair = one.pair
         main = states.get(one.main) if one.main is not None and one.main is not pair else None
@@ -219,7 +219,7 @@ class Judging:
 
     # what is wrong by itself
 
-    def _fault(self, one: ValueFacts) -> Judgement | None:
+    def _fault(self, one: JudgedFacts) -> Judgement | None:
         for check, why in ((one.check, Why.INTRODUCED), (one.golden_check, Why.GOLDEN)):
             if check is not None and check.is_known and (said := wrong(check)):
                 if one.parting and why is Why.INTRODUCED:
@@ -227,7 +227,7 @@ class Judging:
                 return _failing(_with_others(said, check), why)
         return _failing(one.call or one.parting, Why.CALL) if one.parting else None
 
-    def _flip(self, one: ValueFacts) -> Judgement | None:
+    def _flip(self, one: JudgedFacts) -> Judgement | None:
         check = one.check
         if check is None or check.choice is None or not check.choice.decides:
             return None
@@ -237,7 +237,7 @@ class Judging:
 
     # by numbers
 
-    def _by_trouble(self, one: ValueFacts) -> Judgement | None:
+    def _by_trouble(self, one: JudgedFacts) -> Judgement | None:
         if one.fresh:
             said = "memory as it was found: nothing has been computed yet"
             return Judgement(Verdict.SKIPPED, said)
@@ -250,7 +250,7 @@ class Judging:
         why = Why.TERMS if one.measured.terms else Why.PLAIN
         return Judgement(_TROUBLES[trouble], one.measured.said, why=why) if trouble else None
 
-    def _by_numbers(self, one: ValueFacts) -> Judgement:
+    def _by_numbers(self, one: JudgedFacts) -> Judgement:
         metrics, conditions = one.measured.metrics, one.conditions
         assert metrics is not None, "a pair without trouble has been measured"
         exact = not conditions.kinds & INEXACT
@@ -263,7 +263,7 @@ class Judging:
 
     def _far(
         self,
-        one: ValueFacts,
+        one: JudgedFacts,
         judgement: Judgement,
         before: Sequence[ValueState],
         taint: Taint,
@@ -295,7 +295,7 @@ class Judging:
         return ValueState(doubt, Taint.DOUBT, root, is_flipped, False)
 
     def _grown(
-        self, one: ValueFacts, judgement: Judgement, taint: Taint, is_flipped: bool
+        self, one: JudgedFacts, judgement: Judgement, taint: Taint, is_flipped: bool
     ) -> ValueState:
         if taint is Taint.DOUBT:
             said = f"{judgement.reason}; the op is right, but one before it could not be judged"
@@ -311,7 +311,7 @@ class Judging:
         return ValueState(absolved, taint, None, is_flipped, False)
 
 
-def _of_ranks(one: ValueFacts, judgement: Judgement) -> Judgement:
+def _of_ranks(one: JudgedFacts, judgement: Judgement) -> Judgement:
     """`judgement`, where ranks should have one value and do not, or have terms of a result."""
     if judgement.verdict.fails or judgement.verdict is Verdict.INCONCLUSIVE:
         return judgement
@@ -322,7 +322,7 @@ def _of_ranks(one: ValueFacts, judgement: Judgement) -> Judgement:
     return judgement
 
 
-def _by_rank(one: ValueFacts, state: ValueState) -> ValueState:
+def _by_rank(one: JudgedFacts, state: ValueState) -> ValueState:
     """`state`, which tells on which ranks a value differs."""
     judgement = state.judgement
     if not judgement.verdict.fails or not one.by_rank or one.by_rank in judgement.reason:
@@ -332,7 +332,7 @@ def _by_rank(one: ValueFacts, state: ValueState) -> ValueState:
 
 
 def _with_shown_sums(
-    known: Mapping[Pair, ValueFacts], states: Mapping[Pair, ValueState]
+    known: Mapping[Pair, JudgedFacts], states: Mapping[Pair, ValueState]
 ) -> dict[Pair, ValueState]:
     """The states, in which terms are right if what was made of their sum is."""
     found = dict(states)
@@ -349,7 +349,7 @@ def _with_shown_sums(
 def _with_other_takers(
     states: Mapping[Pair, ValueState], sources: Mapping[Pair, Sequence[Pair]]
 ) -> dict[Pair, ValueState]:
-    """The states, in which gradients are covered that other calls hand back, if what follows agrees.
+    """The states, in which gradients are covered that other calls hand back, if all after agrees.
 
     A part of a value is taken by what is done with the part; a rank's value by all that it does.
     """
@@ -369,7 +369,7 @@ def _with_other_takers(
     return found
 
 
-def known_again(one: ValueFacts) -> bool:
+def known_again(one: JudgedFacts) -> bool:
     """Whether a value is judged where it first appeared."""
     return not (one.parting or one.unsettled) and (not one.leaf or bool(one.levels))
 
@@ -393,7 +393,7 @@ def _with_others(said: str, replay: Replay) -> str:
     return f"{said}; what {', '.join(replay.blamed)} gave is added up in it: any may be meant"
 
 
-def _is_shown(one: ValueFacts) -> bool:
+def _is_shown(one: JudgedFacts) -> bool:
     """Whether the calls that made a value are right on both sides."""
     if one.is_settled:
         return True
@@ -403,14 +403,14 @@ def _is_shown(one: ValueFacts) -> bool:
     return one.is_passed_on or all(check is not None and check.is_known for check in checks)
 
 
-def _why_open(one: ValueFacts) -> str:
+def _why_open(one: JudgedFacts) -> str:
     for check, who in ((one.check, "the op"), (one.golden_check, "golden's op")):
         if check is not None and not check.is_known:
             return f"{who} could not be run again: {check.unknown}"
     return "what computed it could not be run again"
 
 
-def _origin(one: ValueFacts, is_flipped: bool) -> Origin:
+def _origin(one: JudgedFacts, is_flipped: bool) -> Origin:
     if one.check is None or not one.check.is_known:
         return Origin.UNKNOWN
     if is_flipped:
@@ -418,14 +418,14 @@ def _origin(one: ValueFacts, is_flipped: bool) -> Origin:
     return Origin.AMPLIFIED if one.check.amplification > GROWTH else Origin.INHERITED
 
 
-def _side(one: ValueFacts) -> str:
+def _side(one: JudgedFacts) -> str:
     """Who has what one side alone has."""
     if one.pair.golden:
         return "golden"
     return f"the target on {one.holders}" if one.holders else "the target"
 
 
-def _alone(one: ValueFacts) -> Judgement:
+def _alone(one: JudgedFacts) -> Judgement:
     side = _side(one)
     match one.absence:
         case Absence.UNASKED:
@@ -468,7 +468,7 @@ _AGREES = frozenset(map(Verdict, ("PASS", "DTYPE", "EMPTY", "FLIP", "COVERED", "
 
 
 def _covered(
-    known: Mapping[Pair, ValueFacts],
+    known: Mapping[Pair, JudgedFacts],
     states: dict[Pair, ValueState],
     takers: Mapping[Pair, Sequence[Pair]],
 ) -> dict[Pair, ValueState]:
@@ -498,7 +498,7 @@ def _is_open_to_cover(pair: Pair, state: ValueState) -> bool:
 
 def _way(
     pair: Pair,
-    known: Mapping[Pair, ValueFacts],
+    known: Mapping[Pair, JudgedFacts],
     states: Mapping[Pair, ValueState],
     takers: Mapping[Pair, Sequence[Pair]],
     ways: Mapping[Pair, _LeadsTo],

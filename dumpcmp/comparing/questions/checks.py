@@ -77,19 +77,19 @@ def check_calls(tasks: Sequence[CallCheck]) -> Iterator[dict[str, Replay]]:
     """Carry out checks, in order: what each call gave, by slot."""
     for start in range(0, len(tasks), _TOGETHER):
         begun = [_begun(task) for task in tasks[start : start + _TOGETHER]]
-        held = iter(_held([one for one in begun if isinstance(one, _Begun)]))
+        held = iter(_held([one for one in begun if isinstance(one, _StartedCheck)]))
         for one in begun:
-            yield next(held) if isinstance(one, _Begun) else one
+            yield next(held) if isinstance(one, _StartedCheck) else one
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _StartedCheck:
     task: CallCheck
     again: Rerun
     got: Mapping[str, Tensor]
 
 
-def _begun(task: CallCheck) -> _Begun | dict[str, Replay]:
+def _begun(task: CallCheck) -> _StartedCheck | dict[str, Replay]:
     try:
         if any(record.is_batch for record in (*task.own.takes.values(), *task.own.gives.values())):
             raise DumpcmpError(IN_VMAP)
@@ -104,13 +104,13 @@ def _begun(task: CallCheck) -> _Begun | dict[str, Replay]:
         got = {slot: load(task.own.path, record) for slot, record in task.own.gives.items()}
     except DumpcmpError as error:
         return dict.fromkeys(task.own.gives, Replay(unknown=error.message))
-    one = _Begun(task, again, got)
+    one = _StartedCheck(task, again, got)
     if all(tensor.numel() <= _SMALL for tensor in got.values()):
         return one
     return _held([one])[0]
 
 
-def _held(waiting: Sequence[_Begun]) -> list[dict[str, Replay]]:
+def _held(waiting: Sequence[_StartedCheck]) -> list[dict[str, Replay]]:
     from dumpcmp.replay.holding_together import ReplayedValue, hold_all
 
     asked = [
@@ -120,7 +120,7 @@ def _held(waiting: Sequence[_Begun]) -> list[dict[str, Replay]]:
     return [{slot: _in_its_light(one, slot, next(held)) for slot in one.got} for one in waiting]
 
 
-def _in_its_light(one: _Begun, slot: str, replay: Replay) -> Replay:
+def _in_its_light(one: _StartedCheck, slot: str, replay: Replay) -> Replay:
     if not replay.is_known:
         return replay
     from dumpcmp.replay.holding_together import distance

@@ -14,13 +14,13 @@ from functools import partial
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.order import aligned
 from dumpcmp.align.renaming import Renaming, unwrapped
-from dumpcmp.newengine.parts import PartMatching
+from dumpcmp.comparing.questions.matching_parts import PartMatching
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.op_names import canonical
 from dumpcmp.nouns.row import Pair, PairedBy
 from dumpcmp.shadows.quantities import Quantity
 
-_Calls = Sequence[tuple[Site, str]]  # of one module, with what they are called there
+_FamilyCalls = Sequence[tuple[Site, str]]  # of one module, with what they are called there
 QuantityOf = Callable[[Key], Hashable | None]  # what a value is in float64; None: nobody knows
 
 
@@ -166,7 +166,7 @@ class _Matching:
             for i, j in aligned((len(calls), len(others)), anchors, weigh, None):
                 self._match(calls[i][0], others[j][0], PairedBy.ORDER)
 
-    def _weight(self, calls: _Calls, others: _Calls, i: int, j: int) -> int:
+    def _weight(self, calls: _FamilyCalls, others: _FamilyCalls, i: int, j: int) -> int:
         """How much speaks for two calls of one family."""
         (here, name), (there, other) = calls[i], others[j]
         if name != other or here in self.matched or there in self.taken:
