@@ -87,9 +87,9 @@ def _copies(archive: Archive, program: Program, across: bool) -> Iterator[Node]:
         if found is None or leaf.key.slot.is_weight or not takers:
             continue
         first = min(takers, key=lambda node: node.call.order)
-        own = [v for v, n in made.get(found, ())
-               if v.rank == leaf.rank and n.call.order < first.call.order]  # fmt: skip
-        others = [v for v, _ in made.get(found, ()) if across and v.rank != leaf.rank]
+        known = [(v, n) for v, n in made.get(found, ()) if v.key.step == leaf.key.step]
+        own = [v for v, n in known if v.rank == leaf.rank and n.call.order < first.call.order]
+        others = [v for v, _ in known if across and v.rank != leaf.rank]
         source = next(iter([*own[-1:], *others]), None)
         if source is None and len(program.ranks) > 1:
             yield from _rechunked(archive, program, leaf, first)

@@ -443,7 +443,8 @@ class StepProof:
             leaf = next(unknown_leaves(target, node, known[0]), None)
             if leaf is not None:
                 place = _ProofPlace.of_node(node, leaf)
-                is_known = self.step == 0 or is_given(node.takes[leaf])
+                is_handed = target.program.num_parts > 1 and len(target.program.ranks) > 1
+                is_known = not is_handed and (self.step == 0 or is_given(node.takes[leaf]))
                 answer = ProofAnswer.DIFFERENT_START if is_known else ProofAnswer.UNKNOWN
                 self._suppose("target", place, "golden has no such numbers", answer)
                 return
