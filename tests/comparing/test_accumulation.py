@@ -79,13 +79,8 @@ def test_mean_losses_are_divided_by_the_number_of_microbatches(
     outcome = compared(tmp_path / "wrong", whole, Training(4, 1.0, steps, back=back))
     root = outcome.first_divergence
     assert outcome.exit_code == 1 and root is not None
-    names = ("2/linear#0 grad_input.1", "2#0 grad.weight")  # both are the gradient of its weight
-    assert str(root.key) in [f"Sequential[0] {name}" for name in names]
-    assert (
-        "3 off the op in float64" in root.reason
-        or "is 4 times golden" in root.reason
-        or "rel_l2 3 " in root.reason
-    )
+    assert str(root.key) == "Sequential[0] 2/linear#0 grad_input.1"  # the gradient of its weight
+    assert "3 off the op in float64" in root.reason
 
 
 def test_golden_may_be_the_run_that_divides_nothing(tmp_path: Path) -> None:

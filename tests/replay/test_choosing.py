@@ -242,7 +242,9 @@ def test_the_places_of_a_mask_are_listed_as_they_are() -> None:
 def test_a_mask_that_puts_numbers_lists_no_places() -> None:
     mask = torch.tensor([True, False])
     call = called("where", "x", 0.0, {"float": "-inf"})
-    assert choice_of(call, {"input.0": mask}, {"output.0": torch.where(mask, 0, -1)}, {}, {}) is None
+    assert (
+        choice_of(call, {"input.0": mask}, {"output.0": torch.where(mask, 0, -1)}, {}, {}) is None
+    )
 
 
 @pytest.mark.parametrize("call", [called("max", "x"), called("add", "x", "y"), called("to", "x")])
