@@ -158,6 +158,12 @@ def is_own_directory(path: Path) -> bool:
     return path.is_dir()
 
 
+def leftovers(directory: Path) -> list[Path]:
+    """The drafts below `directory` that nobody finished; what lies in a draft goes with it."""
+    found = {*directory.glob("**/.draft-*"), *directory.glob("**/.new-*")}
+    return sorted(each for each in found if found.isdisjoint(each.parents))
+
+
 def remove(leftover: Path) -> None:
     """Remove a file or directory itself, and nothing that it leads to."""
     if leftover.is_dir() and not leftover.is_symlink():

@@ -87,6 +87,10 @@ def _take(
         with PartFile(lies.part) as ring:
             part.append_value(owner, memoryview(ring.read(lies.offset, nbytes)))
     else:
+        if number in contents.elsewhere:  # and in the ring: a kill may have torn its bytes here
+            lies = contents.location(number, offset, nbytes)
+            with PartFile(lies.part) as ring:
+                part.write(ring.read(lies.offset, nbytes), offset)
         part.add_value(*owner, header - PREFIX_HEADER, offset, digest)
 
 
