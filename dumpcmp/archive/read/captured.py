@@ -64,7 +64,7 @@ class Captured(Loader, Mapping[Key, Record]):
         """The ranks that have written something."""
         return tuple(self._directories)
 
-    @property
+    @cached_property
     def missing_ranks(self) -> tuple[int, ...]:
         """The ranks of the run that have written nothing here."""
         return tuple(rank for rank in range(self.world_size) if rank not in self._directories)

@@ -22,13 +22,13 @@ from dumpcmp.archive.read.partfile import LARGEST_READ
 from dumpcmp.archive.read.remote import opened
 from dumpcmp.archive.schema import CALL_FIELDS, Form
 from dumpcmp.archive.stores.urls import RemotePath
+from dumpcmp.nouns.budgets import MOST_INFLATED
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.record import Kept, Location, Stored
 from dumpcmp.nouns.sampled import EVENLY, ROWS
 from dumpcmp.nouns.value import DTYPES, Dtype
 
 _SMALL = 64 << 20  # bytes that may be unpacked from nothing, as fill values are
-_MOST_DEFLATED = 1032  # times smaller: what deflate comes to at best
 _LEADS_OUT = "its elements are said to lie outside of the archive, where nothing is read"
 
 
@@ -68,7 +68,7 @@ def read_dataset(location: Location, dtype: Dtype, shape: tuple[int, ...]) -> ND
             found = _own(file, location.dataset)
             if found is None:
                 raise ValueError("its elements are not in the archive")
-            if location.nbytes > max(_SMALL, _MOST_DEFLATED * found.id.get_storage_size()):
+            if location.nbytes > max(_SMALL, MOST_INFLATED * found.id.get_storage_size()):
                 raise ValueError(f"{location.nbytes} bytes cannot be packed into what it has")
             bits = np.empty(shape, dtype.storage)
             found.id.read(h5py.h5s.ALL, h5py.h5s.ALL, bits.view(np.uint8), found.id.get_type())
