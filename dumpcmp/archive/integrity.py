@@ -25,6 +25,7 @@ from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.options import readable
 from dumpcmp.nouns.spoken import counted, plural
 
+COMPACTOR_SECONDS = 600.0  # the compactor of a killed dump is waited for so long
 StepsTold = Callable[[int, int], None]  # is told how many are checked, and how many there are
 
 
@@ -70,10 +71,22 @@ def audit(
     if repair and isinstance(archive.path, RemotePath):
         return _mended_there(archive.path, progress)
     if repair:
-        with alone(archive.path):
+        with alone(archive.path, _patience(archive)):
             return _audit(archive, repair, SerialExecutor(), progress)
     with workers_of(executor, jobs, roots=[archive.path]) as workers:
         return _audit(archive, repair, workers, progress)
+
+
+def _patience(archive: Archive) -> float:
+    """How long a repair waits for whoever compacts the archive.
+
+    The compactor beside a dump outlives a dump that was killed, and ends by itself.
+    """
+    runs = [(facts, archive.path / f"worldsize{archive.world_size}_global_rank{rank}")
+            for rank, facts in archive.run.items()]  # fmt: skip
+    is_killed = any(not facts.get("ended") for facts, _ in runs)
+    lives = any(paths.writer_lives(facts, directory) for facts, directory in runs)
+    return COMPACTOR_SECONDS if is_killed and not lives else 0.0
 
 
 def _mended_there(url: RemotePath, tell: StepsTold | None) -> Audit:

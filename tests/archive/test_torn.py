@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from dumpcmp.archive import paths
+from dumpcmp.archive import locks, paths
 from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.partfile import PartFile
 from dumpcmp.archive.read.reader import Archive
@@ -19,6 +21,7 @@ from dumpcmp.archive.schema import CALL, FORM, LINK, VALUE
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.recovery import recover
 from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.nouns.errors import ArchiveError
 from tests.archive.values import key, parts, put
 
 NUM_VALUES = 12
@@ -105,6 +108,39 @@ def test_a_record_is_valid_only_once_its_bytes_are_there(
     part.append_value((0, template, number, 0), memoryview(bytes(range(200))))
     part.close()
     assert told
+
+
+def left(path: Path, *, is_killed: bool) -> Path:
+    with ArchiveWriter(path) as sink:
+        put(sink, key("a"), np.ones(3))
+    run = next(path.glob("*/run.json"))
+    if is_killed:
+        run.write_text(json.dumps(json.loads(run.read_text()) | {"ended": None, "complete": False}))
+    return path
+
+
+def test_the_compactor_of_a_killed_dump_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It outlives the dump by its last round: a repair ended in an error, and a second did it."""
+    path, waits = left(tmp_path / "d", is_killed=True), list[float]()
+    held = locks.hold(path / locks.COMPACTING)
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            os.close(held)
+
+    monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=wait, monotonic=time.monotonic))
+    assert audit(path, repair=True).exit_code == 0 and len(waits) == 3
+
+
+def test_who_compacts_a_run_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    path = left(tmp_path / "d", is_killed=False)
+    held = locks.hold(path / locks.COMPACTING)
+    with pytest.raises(ArchiveError, match="is being compacted or repaired"):
+        audit(path, repair=True)
+    os.close(held)
 
 
 def test_drafts_in_drafts_are_cleared_by_one_repair(tmp_path: Path) -> None:
