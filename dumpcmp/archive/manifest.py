@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from dumpcmp.archive.paths import listed
-from dumpcmp.archive.schema import ABSENT, MANIFEST_COLUMNS, MANIFEST_FILE, json_text
+from dumpcmp.archive.schema import (
+    ABSENT,
+    MANIFEST_COLUMNS,
+    MANIFEST_FILE,
+    NO_ROW,
+    SHARED,
+    Form,
+    json_text,
+)
 from dumpcmp.nouns.budgets import MANIFEST
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.files import write_whole
@@ -37,20 +45,23 @@ def kinds_of(rows: NDArray[np.void], slots: Sequence[str]) -> dict[str, int]:
     return {kind: number for kind, number in sorted(found.items()) if number}
 
 
-def names_of(rows: NDArray[np.void], calls: Iterable[bytes], slots: Sequence[str]) -> str:
-    """The digest of what the values of a part are called; `calls` are JSON, as its index has them.
+def names_of(rows: NDArray[np.void], calls: Iterable[bytes], forms: Sequence[Form]) -> str:
+    """The digest of what the values of a part are; `calls` are JSON, as its index has them.
 
     Compacting changes what is stored of a value, and leaves this as it is.
     """
-    used = np.zeros(len(slots), bool)
+    used = np.zeros(len(forms), bool)
     used[rows["form"]] = True
-    every = sorted({slot for slot, is_used in zip(slots, used.tolist(), strict=True) if is_used})
-    places = {slot: place for place, slot in enumerate(every)}
-    numbers = np.array([places.get(slot, 0) for slot in slots] or [0], "<u4")
-    running = xxh3_128(b",\n".join(calls))
-    running.update(json_text(every))
+    told = [json_text([form.slot, form.dtype, form.shape]) for form in forms]
+    every = sorted({each for each, is_used in zip(told, used.tolist(), strict=True) if is_used})
+    places = {each: place for place, each in enumerate(every)}
+    numbers = np.array([places.get(each, 0) for each in told] or [0], "<u4")
+    running = xxh3_128(b",\n".join([*calls, *every]))
     running.update(rows["call"].astype("<u4").tobytes())
     running.update(numbers[rows["form"]].tobytes())
+    running.update(rows["order"].astype("<u8").tobytes())
+    links = np.where(rows["part"] < SHARED, rows["same"], NO_ROW)
+    running.update(links.astype("<u4").tobytes())
     return running.hexdigest()
 
 
@@ -166,7 +177,8 @@ class Manifest:
             elif lacks := wanted[part].lacks(kinds):
                 yield f"token {number} of {model}: {lacks} that the run wrote"
             elif names is not None and names.get(part, wanted[part].names) != wanted[part].names:
-                yield f"token {number} of {model}: part {part} has values of other names"
+                told = f"part {part} holds other values than the run wrote"
+                yield f"token {number} of {model}: {told}"
 
 
 def _tokens(steps: Sequence[int]) -> str:

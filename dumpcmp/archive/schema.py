@@ -53,7 +53,7 @@ MANIFEST_COLUMNS = {
     "step": "number of its call",
     "part": "number of the part within its step",
     "values": "object: how many values it has of each kind of slot, links included",
-    "names": "xxh3_128 of the names of its values, hexadecimal",
+    "names": "xxh3_128 of what its values are, but for their bytes, hexadecimal",
     "seal": "xxh3_128 of the seal before it and of this line without its seal, hexadecimal",
 }
 

@@ -151,7 +151,7 @@ class _StepChecking:
         with suppress(ArchiveError), opened(contents.path) as file:
             if record_at(file, JOURNAL_AT, None) is not None:  # other tools order rows otherwise
                 calls = map(json_text, contents.listed_calls.listed)
-                self.names[number] = names_of(contents.rows, calls, slots)
+                self.names[number] = names_of(contents.rows, calls, contents.forms)
 
     def _open(
         self, path: Path, number: int, known: dict[int, Contents], shared: SharedParts
@@ -217,6 +217,9 @@ class _StepChecking:
                 yield f"links to row {same} of {named}, which is not there"
             elif part >= SHARED and digest not in (b"", known[part].rows["digest"][same]):
                 yield f"row {same} of shared part {part - SHARED} holds another value"
+            return
+        if known.get(part) is not contents:
+            yield f"its bytes are said to lie in part {part}, and it is no link"
             return
         if number in contents.elsewhere or number in contents.datasets:
             return

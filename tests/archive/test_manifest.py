@@ -219,7 +219,7 @@ def test_a_part_of_equal_counts_and_other_names_is_found_by_an_audit(tmp_path: P
     shutil.copy(parts(other)[0], step_of(path, 2))
     found = audit(path)
     assert [flaw.problem for flaw in found.findings if flaw.stands] == [
-        "token 2 of Model: part 0 has values of other names"
+        "token 2 of Model: part 0 holds other values than the run wrote"
     ]
 
 

@@ -294,7 +294,7 @@ def read_part(path: Path, model: str, step: int, number: int, stranded: list[Fou
         if contents is None:
             contents = scan(file, stranded)
             contents.problems += damage
-        contents.problems += tuple(_misplaced(file, step, number))
+        contents.problems += (*_misplaced(file, step, number), *contents.unknown())
         contents.model, contents.step = model, step
         return contents
 

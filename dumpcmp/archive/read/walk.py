@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.paths import dataset_path, unescaped
-from dumpcmp.archive.read.contents import Contents, ListedCalls, read_forms
+from dumpcmp.archive.read.contents import Contents, ListedCalls, known_form, read_forms
 from dumpcmp.archive.read.partfile import LARGEST_READ
 from dumpcmp.archive.read.remote import opened
 from dumpcmp.archive.schema import CALL_FIELDS, Form
@@ -136,7 +136,8 @@ def _contents(file: h5py.File, path: Path, model: str, step: int, part: int) -> 
                 where = (home, h5py.h5o.get_info(dataset.id).addr)
                 same = first.setdefault(where, row)
                 dtype, shape = form.held
-                nbytes = 0 if dataset.shape is None else math.prod(shape) * DTYPES[dtype].nbytes
+                known = DTYPES[dtype].nbytes if dtype in DTYPES else 0
+                nbytes = 0 if dataset.shape is None else math.prod(shape) * known
                 offset = dataset.id.get_offset() or 0
                 if not _is_inside(dataset):
                     form, nbytes, offset = (
@@ -278,9 +279,7 @@ def _form(dataset: h5py.Dataset, name: str) -> Form:
     }
     stored = _stored(dataset) if told.get("kept") is Kept.SUMMARY else None
     form = Form(unescaped(name), stored=stored, **told)
-    if form.dtype not in DTYPES and form.kept is Kept.FULL:
-        raise ValueError(f"{dataset.name} has elements of an unknown type {form.dtype}")
-    return form
+    return known_form(form)
 
 
 def _stored(dataset: h5py.Dataset) -> Stored:

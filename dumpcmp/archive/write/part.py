@@ -291,7 +291,7 @@ class Part:
         """What it holds, for the manifest of its rank."""
         rows = np.frombuffer(self.rows, schema.ROW_TYPE)
         slots = [each.form.slot for each in self.forms]
-        names = names_of(rows, self.calls, slots)
+        names = names_of(rows, self.calls, [each.form for each in self.forms])
         model, step = self.facts["model"], self.facts["step"]
         return PartCount(model, step, self.number, kinds_of(rows, slots), names)
 
