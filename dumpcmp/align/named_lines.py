@@ -51,7 +51,7 @@ def _loaded(text: str, spending: Spending) -> Any:
     """
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class CountingLoader(yaml.SafeLoader):
         depth = 0
 
         def compose_node(self, parent: Any, index: Any) -> Any:
@@ -62,7 +62,7 @@ def _loaded(text: str, spending: Spending) -> Any:
             return node
 
     spending.name(text.count("\n"))
-    loader = Loader(text)
+    loader = CountingLoader(text)
     try:
         root = loader.get_single_node()
         if root is None:
