@@ -20,6 +20,7 @@ from dumpcmp.compacting import compact
 from dumpcmp.comparing import compare
 from dumpcmp.comparing.showing import told_of
 from dumpcmp.dumping.programs import Dumped, dump
+from dumpcmp.nouns.budgets import FIXTURE, Spending
 from dumpcmp.nouns.errors import ArchiveError, CaptureError
 from dumpcmp.nouns.files import replacing
 from dumpcmp.nouns.options import readable
@@ -29,7 +30,6 @@ from dumpcmp.nouns.selection import spelled
 FIXTURE_VERSION = 1  # any change to what is in the file bumps it
 _MANIFEST = "golden.json"
 _RUN = "run"  # the directory of the archive in the file
-_LARGEST = 4 << 30  # bytes of one file in a fixture that is unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +173,14 @@ def unpacked_golden(fixture: Path) -> Iterator[tuple[dict[str, Any], Path]]:
     """The facts of a fixture, and its archive in a directory that is gone after the block."""
     with TemporaryDirectory(prefix="dumpcmp-") as room:
         try:
+            total, spending = 0, Spending(FIXTURE, fixture, fixture.stat().st_size)
             with tarfile.open(fixture) as tar:
                 for entry in tar:
+                    spending.name()
+                    total += entry.size
+                    Spending(FIXTURE, fixture, total)  # before anything of it is unpacked
                     _unpack(tar, entry, Path(room), fixture)
+                    spending.look()
             manifest = json.loads(Path(room, _MANIFEST).read_text())
             version = manifest["version"]
         except (tarfile.TarError, OSError, ValueError, KeyError, TypeError, EOFError) as error:
@@ -195,7 +200,7 @@ def _unpack(tar: tarfile.TarFile, entry: tarfile.TarInfo, room: Path, fixture: P
     name = PurePosixPath(entry.name)
     content = tar.extractfile(entry) if entry.isreg() else None
     odd = name.is_absolute() or ".." in name.parts or "\\" in entry.name
-    if content is None or odd or entry.size > _LARGEST:
+    if content is None or odd:
         raise ArchiveError(f"{fixture} holds {entry.name!r}, which no fixture has")
     place = room.joinpath(*name.parts)
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -61,6 +61,7 @@ ALL = (
     Long("texts", f"{INPUTS}::test_texts_of_layouts_and_mappings", MUTANTS, 100_000, 20_000),
     Long("files", f"{INPUTS}::test_files_of_layouts_and_mappings_that_were_broken",
          MUTANTS, 100_000, 10_000),
+    Long("readers", "tests/readers", MUTANTS, 60_000, 5_000),  # of each of 17
     Long("faults of writers", "tests/archive/test_faults_injected.py", FAULTS, 3_000, 300),
     Long("faults of compactors", "tests/compacting/test_faults_injected.py", FAULTS, 3_000, 300),
     Long("struck parts", "tests/archive/test_dense.py::"
@@ -70,6 +71,7 @@ ALL = (
          f"{SIGNALS}::test_a_handler_may_call_a_module "
          f"{SIGNALS}::test_forked_children_neither_hang_nor_write", INTERRUPTS, 5, 1),
     Long("kills", "tests/archive/test_crash.py", "DUMPCMP_KILLS", 100, 10),
+    Long("killed captures", "tests/dumping/test_killed_captures.py", "DUMPCMP_KILLS", 1_000, 50),
 )  # fmt: skip
 
 

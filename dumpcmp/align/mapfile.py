@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dumpcmp.align.named_lines import UnreadableLinesError, read_named_lines
 from dumpcmp.align.renaming import HINT, Merge, Renaming, parse_rule
+from dumpcmp.nouns.budgets import MOST_FREE_STARS, MOST_PIECES, BudgetError
 from dumpcmp.nouns.errors import AlignError
 
+_BRACES, _STARS, _BETWEEN = re.compile(r"\{([^{}]*)"), re.compile(r"\*+"), re.compile(r"[./@#{},]")
 _PIECES = "write 'layers.*.attn.{q,k,v}: blocks.*.attn.qkv', pieces in their order"
 _TERMS = (
     "write {to: blocks.*.attn.qkv, axis: -1, groups: 8}: `axis` is the dim along which the pieces "
@@ -36,6 +40,7 @@ def renaming_of(lines: dict[str, Any], where: str) -> Renaming:
     rules, merges = [], []
     for golden, terms in lines.items():
         target, axis, groups = _terms(golden, terms, where)
+        _check_stars(golden, where)
         order = _order(golden, terms, where)
         marked = any(mark in name for name in (golden, target) for mark in "{#")
         if (marked or axis is not None or groups > 1) and order:
@@ -84,6 +89,7 @@ def parse_merge(golden: str, target: str, axis: int | None = None, groups: int =
     A line of values, as in ``"norm#0/output.0"`` and ``"add_norm#0/output.1"``, may have none.
     """
     line, of_values = f"{golden}: {target}", "#" in golden or "#" in target
+    _check_pieces(line)
     if of_values and not ("#" in golden and "#" in target):
         raise AlignError(f"mapping {line!r}: one side is an op, the other a value", hint=_VALUES)
     of_golden = "{" in golden or "{" not in target
@@ -95,6 +101,28 @@ def parse_merge(golden: str, target: str, axis: int | None = None, groups: int =
         )
     rules = tuple(parse_rule(word, whole) for word in words)
     return Merge(rules, of_golden, line, axis, groups, of_values)
+
+
+def _check_pieces(line: str) -> None:
+    """Refuse a line that stands for more names than anybody has: braces multiply."""
+    most = math.prod(words.count(",") + 1 for words in _BRACES.findall(line))
+    if most > MOST_PIECES:
+        raise BudgetError(
+            f"mapping {line[:80]!r}: its braces stand for more than {MOST_PIECES} names",
+            hint=_PIECES,
+        )
+
+
+def _check_stars(name: str, where: str) -> None:
+    """Refuse wildcards whose ends are not told by what follows: matching tries all of them."""
+    words = _BETWEEN.split(name)
+    free = name.count("**") + sum(max(0, _STARS.subn("", word)[1] - 1) for word in words)
+    if free > MOST_FREE_STARS:
+        raise BudgetError(
+            f"{where}: {name[:80]!r} has {free} wildcards that may end anywhere, and "
+            f"{MOST_FREE_STARS} are possible",
+            hint="write * once between two dots, and ** where one name differs",
+        )
 
 
 def _spelled(name: str) -> Iterator[str]:

@@ -11,8 +11,9 @@ from typing import Any
 from dumpcmp.archive import paths
 from dumpcmp.archive.copies import written_there
 from dumpcmp.archive.locks import alone
+from dumpcmp.archive.manifest import read_manifest
 from dumpcmp.archive.paths import RankDirectory, gaps, listed
-from dumpcmp.archive.read.captures import why_short
+from dumpcmp.archive.read.captures import model_name, why_short
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.read.scan import ring_records
 from dumpcmp.archive.schema import KNOWN_VERSIONS, RUN_FILE, SCHEMA_VERSION, SHARED_DIRECTORY
@@ -20,9 +21,11 @@ from dumpcmp.archive.soundness import Flaw, StepAudit, StepTask, audit_step, aud
 from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.engines.engine import Workers, is_elsewhere, whole_path, workers_of
 from dumpcmp.execute import SerialExecutor, in_batches, run_each
+from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.options import readable
 from dumpcmp.nouns.spoken import counted, plural
 
+COMPACTOR_SECONDS = 600.0  # the compactor of a killed dump is waited for so long
 StepsTold = Callable[[int, int], None]  # is told how many are checked, and how many there are
 
 
@@ -68,10 +71,22 @@ def audit(
     if repair and isinstance(archive.path, RemotePath):
         return _mended_there(archive.path, progress)
     if repair:
-        with alone(archive.path):
+        with alone(archive.path, _patience(archive)):
             return _audit(archive, repair, SerialExecutor(), progress)
     with workers_of(executor, jobs, roots=[archive.path]) as workers:
         return _audit(archive, repair, workers, progress)
+
+
+def _patience(archive: Archive) -> float:
+    """How long a repair waits for whoever compacts the archive.
+
+    The compactor beside a dump outlives a dump that was killed, and ends by itself.
+    """
+    runs = [(facts, archive.path / f"worldsize{archive.world_size}_global_rank{rank}")
+            for rank, facts in archive.run.items()]  # fmt: skip
+    is_killed = any(not facts.get("ended") for facts, _ in runs)
+    lives = any(paths.writer_lives(facts, directory) for facts, directory in runs)
+    return COMPACTOR_SECONDS if is_killed and not lives else 0.0
 
 
 def _mended_there(url: RemotePath, tell: StepsTold | None) -> Audit:
@@ -170,7 +185,7 @@ class _RankAudit:
         if self.mends and self.ring is not None:
             self.ring.unlink(missing_ok=True)
         self._check_run()
-        self._check_count(sum(each.num_records for each in checked))
+        self._check_whole(checked)
         for model in self.models:
             self._check_tokens(model)
             self._check_unused(model, checked)
@@ -181,7 +196,7 @@ class _RankAudit:
         return told
 
     def _check_leftovers(self) -> None:
-        for draft in (*self.directory.glob("**/.draft-*"), *self.directory.glob("**/.new-*")):
+        for draft in paths.leftovers(self.directory):
             if self.mends:
                 paths.remove(draft)
             self.find(draft, "a draft that nobody finished", "removed")
@@ -203,15 +218,35 @@ class _RankAudit:
             self.rank.write_run(_mended(facts, self.rank))
         self.find(place, told, "the run is marked as repaired")
 
-    def _check_count(self, num_found: int) -> None:
+    def _check_whole(self, checked: Sequence[StepAudit]) -> None:
         """Find out whether there is less than a capture wrote that ended in order."""
-        known = self.facts.get("schema") in KNOWN_VERSIONS
-        why = why_short(self.facts, num_found) if known and not self._has_moved else ""
-        if not why:
+        if self.facts.get("schema") not in KNOWN_VERSIONS or self._has_moved:
             return
-        if self.mends:
-            self.rank.write_run(_mended({**self.facts, "problem": why}, self.rank))
-        self.find(self.directory / RUN_FILE, why, "the run is marked as repaired")
+        whys = list(self._lost(checked))
+        if whys and self.mends:
+            self.rank.write_run(_mended({**self.facts, "problem": "; ".join(whys[:3])}, self.rank))
+        for why in whys:
+            self.find(self.directory / RUN_FILE, why, "the run is marked as repaired")
+
+    def _lost(self, checked: Sequence[StepAudit]) -> Iterator[str]:
+        """What the run wrote, by its manifest or at least by its count, and is not there."""
+        try:
+            manifest = read_manifest(self.directory, self.facts)
+        except ArchiveError as error:
+            yield error.message
+            return
+        if manifest is None:
+            why = why_short(self.facts, sum(each.num_records for each in checked))
+            yield from [why] if why else []
+            return
+        steps = {place: done for task, done in zip(self.steps, checked, strict=True)
+                 if (place := _step_of(task.directory))}  # fmt: skip
+        there: dict[str, list[int]] = {}
+        for model, step in steps:
+            there.setdefault(model, []).append(step)
+        yield from manifest.lost_steps(there)
+        for place, done in steps.items():
+            yield from manifest.lost_parts(place, done.kinds, done.names)
 
     @property
     def _has_moved(self) -> bool:
@@ -244,6 +279,13 @@ class _RankAudit:
                 size = readable(part.stat().st_size)
                 told = f"no step leads to it any more; dumpcmp compact frees its {size}"
                 self.find(part, told, harmless=True)
+
+
+def _step_of(directory: Path) -> tuple[str, int] | None:
+    """The model and the number of a step's directory; None for what steps share."""
+    if directory.name == SHARED_DIRECTORY:
+        return None
+    return model_name(directory.parent), int(directory.name)
 
 
 def _shared_in(model: Path) -> list[Path]:

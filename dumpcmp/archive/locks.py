@@ -6,6 +6,7 @@ import fcntl
 import os
 import stat
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from dumpcmp.nouns.errors import ArchiveError
 
 WRITING = ".writing"  # in a rank's directory, held by the process that writes there
 COMPACTING = ".compacting"  # in an archive, held by one that compacts or repairs it
+POLL_SECONDS = 0.05
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FLOCK = struct.Struct("@hhqqi0q")  # the system's own: type, whence, start, length, process
 
@@ -82,12 +84,27 @@ def _holder(path: Path) -> str:
         return "which has just ended"
 
 
+def _hold_within(path: Path, patience: float) -> int:
+    """Hold `path`, for which others are waited so many seconds."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return hold(path)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(POLL_SECONDS)
+
+
 @contextmanager
-def alone(root: Path) -> Iterator[None]:
-    """Hold the archive at `root` against others that compact or repair it."""
+def alone(root: Path, patience: float = 0.0) -> Iterator[None]:
+    """Hold the archive at `root` against others that compact or repair it.
+
+    Who has it is waited for so many seconds.
+    """
     path = root / COMPACTING
     try:
-        descriptor = hold(path)
+        descriptor = _hold_within(path, patience)
     except BlockingIOError:
         raise ArchiveError(
             f"{root} is being compacted or repaired by another process ({_holder(path)})",

@@ -24,11 +24,11 @@ from xxhash import xxh3_128_hexdigest
 from dumpcmp.archive import schema
 from dumpcmp.archive.locks import COMPACTING, WRITING, is_held
 from dumpcmp.archive.stores.urls import RemotePath
+from dumpcmp.nouns.budgets import RUN
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.files import write_whole
 
 LONGEST = 150  # bytes of an escaped name; a longer one ends in a digest of itself instead
-LARGEST_RUN_FILE = 64 << 20
 SHARED_MEMORY = Path("/dev/shm")
 MOVED = ".moved"  # in a rank's directory: parts of it were removed, and lie at the URL that it has
 RING_PREFIX = "dumpcmp-"  # of a ring in shared memory
@@ -158,6 +158,12 @@ def is_own_directory(path: Path) -> bool:
     return path.is_dir()
 
 
+def leftovers(directory: Path) -> list[Path]:
+    """The drafts below `directory` that nobody finished; what lies in a draft goes with it."""
+    found = {*directory.glob("**/.draft-*"), *directory.glob("**/.new-*")}
+    return sorted(each for each in found if found.isdisjoint(each.parents))
+
+
 def remove(leftover: Path) -> None:
     """Remove a file or directory itself, and nothing that it leads to."""
     if leftover.is_dir() and not leftover.is_symlink():
@@ -219,7 +225,7 @@ def read_run(directory: Path) -> dict[str, Any]:
     path = directory / schema.RUN_FILE
     try:
         told = path.lstat()
-        if told.st_size > LARGEST_RUN_FILE or not stat.S_ISREG(told.st_mode):
+        if told.st_size > RUN.nbytes or not stat.S_ISREG(told.st_mode):
             return {}
         facts = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -25,7 +25,7 @@ from dumpcmp.archive.paths import (
     remove,
     steps_in,
 )
-from dumpcmp.archive.read.contents import Contents
+from dumpcmp.archive.read.contents import Contents, check_known
 from dumpcmp.archive.read.part_index import index_address, read_index
 from dumpcmp.archive.read.partfile import PartFile
 from dumpcmp.archive.read.remote import from_store
@@ -161,6 +161,7 @@ class _Sealed:
                 raise ArchiveError(
                     f"{path} is not sealed", hint="only parts that are finished can be compacted"
                 )
+            check_known(path, contents.forms)
             whole = with_shared(contents, facts["part"], shared)
             return cls(path, facts, whole, file.nbytes, contents.rows, shared)
 

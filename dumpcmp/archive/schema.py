@@ -16,16 +16,19 @@ import numpy as np
 from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.record import Call, Kept, Phase, Record, Stored
 
-SCHEMA_VERSION = 4  # any change to the tables below bumps it; docs/format.md repeats them
-# 3: steps share nothing. 2: calls have no thread either, and no part is laid out anew when sealed.
-KNOWN_VERSIONS = (2, 3, 4)
+SCHEMA_VERSION = 5  # any change to the tables below bumps it; docs/format.md repeats them
+# 4: runs have no manifest. 3: steps share nothing. 2: calls have no thread either, and no part is
+# laid out anew when sealed.
+KNOWN_VERSIONS = (2, 3, 4, 5)
 
 RANK_DIRECTORY = r"worldsize(?P<world_size>[1-9]\d{0,5})_global_rank(?P<rank>\d{1,6})"
 RUN_FILE = "run.json"
+MANIFEST_FILE = "manifest.json"
 STEP_DIRECTORY = r"0|[1-9][0-9]{0,17}"
 PART_FILE = r"part-(?P<number>\d{4,9})\.h5"
 SHARED_DIRECTORY = "shared"  # beside a model's steps: parts with what several of them hold
 SHARED = 1 << 31  # added to the number of a shared part, where a step refers to it
+SHARED_STEP = -1  # what those parts say as their step
 INDEX_GROUP = "_index"
 
 RUN_FIELDS = {
@@ -40,8 +43,18 @@ RUN_FIELDS = {
     "nbytes": "bytes of tensors written; 0 until the end",
     "num_shared": "Records among them whose bytes lie in a shared part; 0 until the end",
     "nbytes_shared": "bytes among them that another step has stored; 0 until the end",
+    "manifest": "the last seal of manifest.json, or the empty string until the end",
     "writer": "host, process and shared-memory ring of the writer, null once it has ended",
     "run": "what the caller says of the run: mode, command, versions, mesh",
+}
+
+MANIFEST_COLUMNS = {
+    "model": "name of the root module",
+    "step": "number of its call",
+    "part": "number of the part within its step",
+    "values": "object: how many values it has of each kind of slot, links included",
+    "names": "xxh3_128 of what its values are, but for their bytes, hexadecimal",
+    "seal": "xxh3_128 of the seal before it and of this line without its seal, hexadecimal",
 }
 
 PART_ATTRS = {

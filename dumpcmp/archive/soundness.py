@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,14 +13,23 @@ import numpy as np
 from xxhash import xxh3_128
 
 from dumpcmp.archive import encoder, paths
+from dumpcmp.archive.manifest import Kinds, kinds_of, names_of
 from dumpcmp.archive.paths import gaps, listed
 from dumpcmp.archive.read.agreement import clashes
 from dumpcmp.archive.read.contents import Contents
 from dumpcmp.archive.read.partfile import PartFile, dataset
 from dumpcmp.archive.read.remote import opened
-from dumpcmp.archive.read.scan import Found, read_part
+from dumpcmp.archive.read.scan import Found, read_part, record_at
 from dumpcmp.archive.read.shared_rows import SharedParts
-from dumpcmp.archive.schema import ABSENT, JOURNAL_AT, NO_ROW, SHARED, SHARED_DIRECTORY
+from dumpcmp.archive.schema import (
+    ABSENT,
+    JOURNAL_AT,
+    NO_ROW,
+    SHARED,
+    SHARED_DIRECTORY,
+    SHARED_STEP,
+    json_text,
+)
 from dumpcmp.archive.write.recovery import recover
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.spoken import counted
@@ -51,6 +61,8 @@ class StepAudit:
     num_records: int
     nbytes: int  # of tensors whose digests were checked
     leads_to: frozenset[int] | None  # which shared parts; None where not all of it can tell
+    kinds: Mapping[int, Kinds]  # how many values of each kind a part holds, by its number
+    names: Mapping[int, str]  # the digest of what they are called
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,8 @@ def audit_step(task: StepTask) -> StepAudit:
     checking.check(task.directory)
     is_shared = task.directory.name == SHARED_DIRECTORY  # whose values steps count as theirs
     counts = checking.num_parts, 0 if is_shared else checking.num_records, checking.nbytes
-    return StepAudit(tuple(checking.flaws), *counts, checking.leads_to)
+    flaws = tuple(checking.flaws)
+    return StepAudit(flaws, *counts, checking.leads_to, checking.kinds, checking.names)
 
 
 def audit_steps(tasks: Sequence[StepTask]) -> list[StepAudit]:
@@ -90,6 +103,8 @@ class _StepChecking:
         self.flaws: list[Flaw] = []
         self.num_parts = self.num_records = self.nbytes = 0
         self.leads_to: frozenset[int] | None = None
+        self.kinds: dict[int, Kinds] = {}
+        self.names: dict[int, str] = {}
 
     def find(self, place: Path, problem: str, mended: str = "") -> None:
         """Note a flaw; `mended` says what a repair does about it."""
@@ -122,11 +137,21 @@ class _StepChecking:
             if contents is not None:
                 known[number] = contents
                 self.num_parts += 1
+                self._count(number, contents)
         own = [each for number, each in known.items() if number < SHARED]
         if len(own) == len(parts) and not missing and all(each.sealed for each in own):
             self.leads_to = frozenset().union(*map(_shared_parts, own))
         for contents in own:
             self._check_values(contents, known)
+
+    def _count(self, number: int, contents: Contents) -> None:
+        """Count what a part holds; what cannot be read of it is found by whoever checks it."""
+        slots = [form.slot for form in contents.forms]
+        self.kinds[number] = kinds_of(contents.rows, slots)
+        with suppress(ArchiveError), opened(contents.path) as file:
+            if record_at(file, JOURNAL_AT, None) is not None:  # other tools order rows otherwise
+                calls = map(json_text, contents.listed_calls.listed)
+                self.names[number] = names_of(contents.rows, calls, contents.forms)
 
     def _open(
         self, path: Path, number: int, known: dict[int, Contents], shared: SharedParts
@@ -135,13 +160,15 @@ class _StepChecking:
 
         What it leads to of what steps share is `known` then, if it can be read.
         """
-        contents = read_part(path, path.parent.parent.name, 0, number, self.stranded)
+        contents = read_part(path, *_place_of(path.parent), number, self.stranded)
         others = _shared_parts(contents)
         shared.look_for(others)
         for other in others:
             if isinstance(found := shared.get(other), Contents):
                 known[other] = found
         if contents.sealed:
+            for problem in contents.problems:
+                self.find(path, problem)
             return contents
         if path.stat().st_size <= JOURNAL_AT:
             if self.mends:
@@ -151,7 +178,7 @@ class _StepChecking:
         done, problems = "", contents.problems
         if self.mends:
             done = f"sealed with {counted(recover(path, self.stranded, known), 'record')}"
-            contents = read_part(path, path.parent.parent.name, 0, number, [])
+            contents = read_part(path, *_place_of(path.parent), number, [])
         for problem in ("the part was not sealed", *problems) if not self.live else ():
             self.find(path, problem, done)
         return contents
@@ -191,6 +218,9 @@ class _StepChecking:
             elif part >= SHARED and digest not in (b"", known[part].rows["digest"][same]):
                 yield f"row {same} of shared part {part - SHARED} holds another value"
             return
+        if known.get(part) is not contents:
+            yield f"its bytes are said to lie in part {part}, and it is no link"
+            return
         if number in contents.elsewhere or number in contents.datasets:
             return
         if offset + nbytes > file.nbytes:
@@ -201,6 +231,12 @@ class _StepChecking:
         if header:
             yield from _check_header(file, header, offset, nbytes)
         self.nbytes += nbytes
+
+
+def _place_of(directory: Path) -> tuple[str, int]:
+    """The model of a directory of parts, as it is called on disk, and its step."""
+    is_shared = directory.name == SHARED_DIRECTORY
+    return directory.parent.name, SHARED_STEP if is_shared else int(directory.name)
 
 
 def _shared_parts(contents: Contents) -> list[int]:

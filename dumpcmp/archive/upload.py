@@ -27,7 +27,7 @@ from dumpcmp.archive.paths import (
     writer_lives,
 )
 from dumpcmp.archive.rewrite import is_sealed
-from dumpcmp.archive.schema import RUN_FILE
+from dumpcmp.archive.schema import MANIFEST_FILE, RUN_FILE
 from dumpcmp.archive.stores.store import Store
 from dumpcmp.archive.stores.urls import RemotePath, here, place
 from dumpcmp.nouns.errors import ArchiveError
@@ -178,6 +178,8 @@ class _Room:
             self.left.append(f"{self.directory} is still being written")
         elif not self.left:
             facts = read_run(self.directory)
+            if (manifest := self.directory / MANIFEST_FILE).is_file():
+                self._verified_write(MANIFEST_FILE, manifest.read_bytes())
             self._verified_write(RUN_FILE, json.dumps(facts, indent=2).encode())
         return ended
 

@@ -58,8 +58,7 @@ def command(
     key_glob = rest[0] if rest else "*"
     archive = Archive(path)
     console = Screen(soft_wrap=True)
-    for problem in archive.problems:
-        console.print(plain(f"incomplete: {problem}", "yellow"))
+    told = _print_problems(console, archive)
     if kernel:
         _show_kernels(archive, key_glob)
         return
@@ -74,6 +73,7 @@ def command(
                 _add_effects(tree, archive, left, values)
                 console.print(tree)
             num_shown += len(keys) + len(left)
+    _print_problems(console, archive, told)  # which show once a step is read
     if not num_shown:
         _check_holds(archive)
         if effects and key_glob == "*":
@@ -84,6 +84,17 @@ def command(
         raise SelectionError(
             f"nothing in {path} is called {key_glob!r}", hint="quote the glob: 'layers.0.*'"
         )
+
+
+def _print_problems(
+    console: Screen, archive: Archive, told: frozenset[str] = frozenset()
+) -> frozenset[str]:
+    """Print what is wrong with `archive`, and was not `told` before; all that is told by now."""
+    problems = archive.problems
+    for problem in problems:
+        if problem not in told:
+            console.print(plain(f"incomplete: {problem}", "yellow"))
+    return frozenset(problems)
 
 
 def _check_holds(archive: Archive) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from dumpcmp.align.mesh.regions import portion_of
 from dumpcmp.archive.locks import COMPACTING
+from dumpcmp.archive.schema import PART_FILE
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import SelectionError, warn_of
 from dumpcmp.nouns.key import Key
@@ -34,6 +36,7 @@ PART_NBYTES = 1 << 30
 MOST_HASHES, MOST_SEGMENTS = 8, 256
 _IDLE_ROUNDS = 2  # of the compactor: one may have begun before there was something to do
 _POLL_SECONDS = 0.05
+_PART = re.compile(PART_FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +229,15 @@ def compactor_beside(path: Path, retention: Retention, rank: int) -> Iterator[Co
 
 
 def _sizes_in(path: Path) -> dict[Path, int]:
-    """Bytes of each part of the archive at `path`."""
-    found = path.glob("worldsize*/*/*/part-*.h5")
-    return {part: part.stat().st_size for part in found if part.exists()}
+    """Bytes of each part of the archive at `path`; ranks may rename directories meanwhile."""
+    found: dict[Path, int] = {}
+    for room, rooms, names in os.walk(path):
+        rooms[:] = [name for name in rooms if not name.startswith(".")]
+        for name in names:
+            if _PART.fullmatch(name):
+                with suppress(FileNotFoundError):
+                    found[Path(room, name)] = Path(room, name).stat().st_size
+    return found
 
 
 class Budgeted:
@@ -244,26 +253,28 @@ class Budgeted:
         self._stalled: frozenset[Path] = frozenset()  # the parts when waiting was of no use
 
     def put(self, record: Record, source: Source | None) -> None:
-        self._since += source.nbytes if source is not None else 0
-        if self._since > self.budget // 64:
+        coming = source.nbytes if source is not None else 0
+        if self._since + coming > self.budget // 64:
             self._on_the_way += self._since
             self._since = 0
-            self._make_room()
+            self._make_room(coming)
+        self._since += coming
         self.sink.put(record, source)
 
-    def _make_room(self) -> None:
-        """Wait until the archive is within its budget, or until waiting changes nothing.
+    def _make_room(self, coming: int) -> None:
+        """Wait until so many bytes fit into the budget, or until waiting changes nothing.
 
-        Once it did not, only another finished part gives the compactor something to do.
+        Once it did not, only another finished part gives the compactor something to do. A compactor
+        that is stopped, or has no processor, is waited for: nothing is written meanwhile.
         """
         sizes = _sizes_in(self.path)
         if self._stalled and sizes.keys() == self._stalled:
             return
-        if sum(sizes.values()) + self._on_the_way > self.budget:
+        if sum(sizes.values()) + self._on_the_way + coming > self.budget:
             self.sink.settle()
             self._on_the_way, sizes = 0, _sizes_in(self.path)
         rounds = {self._round()}
-        while sum(sizes.values()) > self.budget and self.compactor.lives:
+        while sum(sizes.values()) + coming > self.budget and self.compactor.lives:
             time.sleep(_POLL_SECONDS)
             before, sizes = sizes, _sizes_in(self.path)
             rounds = {self._round()} if sizes != before else rounds | {self._round()}

@@ -269,8 +269,7 @@ class _Open(ExitStack):
         if self._file is None or self._file.path != value.file:
             self.close()
             self._file = self.enter_context(opened(value.file, self._format))
-            self._now = {each.name: each for each in self._file.listed().values}
-        if self._now.get(value.name) != value:
+        if not self._file.has(value):
             raise ForeignFileError(
                 f"{value.file}: {value.name or 'it'} is not what it was a moment ago",
                 hint="import it when nobody writes to it",

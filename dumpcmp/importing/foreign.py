@@ -8,6 +8,7 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -84,6 +85,14 @@ class ForeignFile(ABC):
     @abstractmethod
     def source(self, value: Foreign) -> Source:
         """The elements of one of its values."""
+
+    @cached_property
+    def _by_name(self) -> dict[str, Foreign]:
+        return {each.name: each for each in self.listed().values}
+
+    def has(self, value: Foreign) -> bool:
+        """Whether `value` is what the file has of its name."""
+        return self._by_name.get(value.name) == value
 
     def wrong(self, what: str, hint: str = "") -> ForeignFileError:
         """The error that says `what` is wrong with this file."""

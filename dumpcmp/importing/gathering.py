@@ -74,12 +74,18 @@ def find(source: Path, format: str, globs: Sequence[str] = ()) -> SourceFiles:
         check_regular(source)
         raise ArchiveError(f"{source} is not there", hint="give a directory or file of a dump")
     names = sorted(_below(source), key=in_natural_order)
-    chosen = [name for name in names if not globs or _fits(name, globs)]
+    own = [name for name in names if not (source / name).is_symlink()]
+    chosen = [name for name in own if not globs or _fits(name, globs)]
     format = _recognised(chosen) if format == "auto" else format
     taken = tuple(name for name in chosen if name.endswith(FORMATS[format]))
     told = (DUMP, CONSTRUCT) if format == "msprobe" else ()
     rest = (name for name in names if not name.endswith(told or ("\0",)))
-    return SourceFiles(source, format, taken, tuple(sorted(set(rest) - set(taken))))
+    links = set(names).difference(own)
+    left_out = (
+        f"{name} (a symbolic link, which is not followed)" if name in links else name
+        for name in sorted(set(rest) - set(taken))
+    )
+    return SourceFiles(source, format, taken, tuple(left_out))
 
 
 def _one_file(source: Path, format: str) -> SourceFiles:
@@ -209,4 +215,5 @@ def _of_msprobe(found: SourceFiles, listed: Sequence[Listed]) -> list[Titled]:
 
 
 def _dumps(root: Path) -> list[str]:
-    return [name for name in _below(root) if name.rpartition("/")[2] == DUMP]
+    found = (name for name in _below(root) if name.rpartition("/")[2] == DUMP)
+    return [name for name in found if not (root / name).is_symlink()]

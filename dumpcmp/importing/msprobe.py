@@ -12,11 +12,11 @@ from typing import Any
 from dumpcmp.archive.schema import checked_sizes
 from dumpcmp.importing.foreign import Foreign, ForeignFileError, check_regular
 from dumpcmp.importing.titles import Title, by_custom
+from dumpcmp.nouns.budgets import MSPROBE, Spending
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.record import Phase
 
 DUMP, CONSTRUCT, TENSORS = "dump.json", "construct.json", "dump_tensor_data"
-LARGEST_JSON = 4 << 30
 _SLOTS = {"input": "input", "input_args": "input", "input_kwargs": "input", "output": "output",
           "parameters": "param"}  # fmt: skip
 _MODULE = re.compile(r"(?:Module|Cell)\.(?P<op>.+)\.(?P<target>\w+)\.(?P<phase>forward|backward)"
@@ -125,8 +125,7 @@ def _read(path: Path) -> dict[str, Any]:
     check_regular(path)
     if not path.is_file():
         return {"data": {}}
-    if path.stat().st_size > LARGEST_JSON:
-        raise ForeignFileError(f"{path}: it is larger than any that msProbe writes")
+    Spending(MSPROBE, path, path.stat().st_size)
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -149,13 +148,15 @@ def _tensors(values: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from _leaves(only, f"param.{kind}")
 
 
-def _leaves(tree: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _leaves(tree: Any, path: str, depth: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+    if depth > MSPROBE.depth:
+        raise ForeignFileError(f"{path[:80]}: lists lie more than {depth - 1} deep in {DUMP}")
     if isinstance(tree, dict) and "Tensor" in str(tree.get("type", "")):
         yield path, tree
     elif isinstance(tree, dict | list):
         branches = tree.items() if isinstance(tree, dict) else enumerate(tree)
         for name, branch in branches:
-            yield from _leaves(branch, f"{path}.{name}")
+            yield from _leaves(branch, f"{path}.{name}", depth + 1)
 
 
 def _statistics(place: Path, call: str, told: dict[str, Any]) -> Foreign:

@@ -23,11 +23,12 @@ from dumpcmp.importing.foreign import (
     Listed,
     RangeSource,
 )
+from dumpcmp.nouns.budgets import MOST_INFLATED, NUMPY, ZIP, Spending
 from dumpcmp.nouns.record import Source
 from dumpcmp.nouns.value import DTYPES
 
-LARGEST_HEADER = 16_384  # bytes that may stand before the elements
-_MOST_INFLATED = 1032  # times; no deflated bytes can become more
+LARGEST_HEADER = NUMPY.nbytes  # that may stand before the elements
+_MAGIC = b"\x93NUMPY"
 _SUFFIX = ".npy"
 
 
@@ -37,6 +38,10 @@ class Header:
     def __init__(self, start: bytes, told_by: ForeignFile, member: str = "") -> None:
         where = f"{member}: " if member else ""
         file = io.BytesIO(start)
+        if not start.startswith(_MAGIC):  # numpy's own message would quote what it has instead
+            raise told_by.wrong(
+                f"{where}its header makes no sense: it does not begin as a .npy does"
+            )
         try:
             version = npy.read_magic(file)
             read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
@@ -114,7 +119,7 @@ class NpzFile(ForeignFile):
     """A zip of arrays, deflated or not."""
 
     def __enter__(self) -> NpzFile:
-        self._open = ExitStack()
+        self._open, self._headers = ExitStack(), dict[str, Header]()
         try:
             self._zip = zipfile.ZipFile(self._open.enter_context(copied_here(self.path)))
         except Exception as error:  # of zipfile, and of what reads names and numbers in it
@@ -129,6 +134,11 @@ class NpzFile(ForeignFile):
     @cached_property
     def _members(self) -> dict[str, zipfile.ZipInfo]:
         found: dict[str, zipfile.ZipInfo] = {}
+        spending = Spending(ZIP, self.path, 0)
+        spending.name(len(self._zip.infolist()))
+        packed = sum(member.compress_size for member in self._zip.infolist())
+        if self._zip.start_dir < packed:
+            raise self.wrong(f"its members have {packed} bytes in the zip, and the file has less")
         for member in self._zip.infolist():
             name = member.filename.removesuffix(_SUFFIX)
             if name in found or not member.filename.endswith(_SUFFIX):
@@ -140,7 +150,17 @@ class NpzFile(ForeignFile):
     def listed(self) -> Listed:
         return Listed(tuple(self._header(name).value(self, name) for name in self._members))
 
+    def has(self, value: Foreign) -> bool:
+        """Whether `value` is what the file has of its name; the others are not looked at."""
+        name = value.name
+        return name in self._members and self._header(name).value(self, name) == value
+
     def _header(self, name: str) -> Header:
+        if name not in self._headers:
+            self._headers[name] = self._read_header(name)
+        return self._headers[name]
+
+    def _read_header(self, name: str) -> Header:
         member = self._members[name]
         with self._member(name) as file:
             header = Header(self._read(file, name, LARGEST_HEADER), self, name)
@@ -195,4 +215,4 @@ class _Inflated:
 
 def _most(member: zipfile.ZipInfo) -> int:
     """Bytes that a member can have at most."""
-    return _MOST_INFLATED * (member.compress_size + 64)
+    return MOST_INFLATED * (member.compress_size + 64)

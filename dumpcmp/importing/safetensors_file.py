@@ -16,9 +16,9 @@ from dumpcmp.importing.foreign import (
     RangeSource,
     in_natural_order,
 )
+from dumpcmp.nouns.budgets import SAFETENSORS, Spending
 from dumpcmp.nouns.value import DTYPES
 
-LARGEST_HEADER = 100_000_000  # bytes, as the format itself says
 _LENGTH = 8  # bytes that say how long the header is
 _WORDS = "__metadata__"
 # What the format calls a dtype, and what torch does.
@@ -43,17 +43,19 @@ class SafetensorsFile(ForeignFile):
         if self._octets.nbytes < _LENGTH:
             raise self.wrong(f"{self._octets.nbytes} bytes are too few for a .safetensors")
         nbytes = int.from_bytes(self._octets.at(0, _LENGTH), "little")
-        if nbytes > min(LARGEST_HEADER, self._octets.nbytes - _LENGTH):
+        if nbytes > self._octets.nbytes - _LENGTH:
             raise self.wrong(
-                f"its header should have {nbytes} bytes, and the file has {self._octets.nbytes}",
+                f"its header should have more bytes than the file has, {self._octets.nbytes}",
                 "it is no .safetensors, or was cut short: write it again",
             )
+        spending = Spending(SAFETENSORS, self.path, nbytes)
         try:
             told = json.loads(self._octets.at(_LENGTH, nbytes), object_pairs_hook=_unique)
         except (ValueError, RecursionError) as error:
             raise self.wrong(f"its header is no JSON: {error}") from None
         if not isinstance(told, dict):
             raise self.wrong("its header is no JSON object")
+        spending.name(len(told))
         return _LENGTH + nbytes, told
 
     @cached_property
@@ -70,6 +72,8 @@ class SafetensorsFile(ForeignFile):
         for name, (_, (first, last)) in ordered.items():
             if first < at:
                 raise self.wrong(f"the bytes of {name!r} are those of another value, too")
+            if first > at:
+                raise self.wrong(f"{first - at} bytes before {name!r} are of no value")
             at = last
         if start + at != self._octets.nbytes:
             raise self.wrong(

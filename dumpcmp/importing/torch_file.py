@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import cached_property
@@ -17,14 +19,15 @@ from dumpcmp.importing.foreign import (
     ForeignFile,
     Listed,
 )
+from dumpcmp.nouns.budgets import MOST_AGAIN, TORCH, Spending
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.value import DTYPES, value_of
 
 if TYPE_CHECKING:
     import torch
 
-DEEPEST = 64  # dicts in dicts
-MOST_AGAIN = 100_000  # values reached again through dicts and lists that stand in several places
+DEEPEST = TORCH.depth  # dicts in dicts
+_QUOTED = re.compile(r"""b?'[^']*'|b?"[^"]*\"""")
 _MOST_WORDS = 10_000
 _LONGEST = 1000  # characters of a word that are kept
 _HINT = (
@@ -58,6 +61,7 @@ class TorchFile(ForeignFile):
 
         A pickle of a few bytes can hold lists that hold each other twice, 2 ** 64 paths in all.
         """
+        spending = Spending(TORCH, self.path, self._path.stat().st_size)
         seen: set[int] = set()  # dicts and lists; they live as long as `tree`
         num_again = 0
         waiting: list[tuple[tuple[str, ...], Any, bool]] = [((), tree, False)]
@@ -70,6 +74,7 @@ class TorchFile(ForeignFile):
                 continue
             is_again = is_again or id(node) in seen
             seen.add(id(node))
+            spending.node(count=len(branches))
             num_again += len(branches) * is_again
             if num_again > MOST_AGAIN:
                 raise self.wrong(
@@ -85,6 +90,8 @@ class TorchFile(ForeignFile):
         options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
         with self._path.open("rb") as file:
             is_zip = file.read(2) == b"PK"
+        if is_zip:
+            self._check_zip()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -92,8 +99,22 @@ class TorchFile(ForeignFile):
         except pickle.UnpicklingError as error:
             raise self.wrong(_said(error), _HINT) from None
         except Exception as error:  # what a damaged file makes of the unpickler has many names
-            said = str(error).partition("\n")[0] or type(error).__name__
-            raise self.wrong(f"torch cannot load it: {said}") from None
+            raise self.wrong(f"torch cannot load it: {_first_line(error)}") from None
+
+    def _check_zip(self) -> None:
+        """Refuse a zip that unpacks to more than it has: torch.save does not compress."""
+        try:
+            with zipfile.ZipFile(self._path) as file:
+                entries = file.infolist()
+        except Exception as error:  # of zipfile, and of what reads names and numbers in it
+            raise self.wrong(f"torch cannot load it: {_first_line(error)}") from None
+        Spending(TORCH, self.path, 0).name(len(entries))
+        total, nbytes = sum(entry.file_size for entry in entries), self._path.stat().st_size
+        if total > nbytes:
+            raise self.wrong(
+                f"its entries take {total} bytes unpacked, and the file has {nbytes}",
+                "torch.save does not compress: save it again",
+            )
 
     @cached_property
     def _tensors(self) -> dict[str, torch.Tensor]:
@@ -156,8 +177,16 @@ def _branches(node: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
+def _first_line(error: Exception) -> str:
+    """What an error says, without the bytes of the file that Python's unpickler quotes."""
+    said = _QUOTED.sub("...", str(error).partition("\n")[0])
+    return said or type(error).__name__
+
+
 def _said(error: pickle.UnpicklingError) -> str:
     """What torch says of a file that holds more than tensors: which class or function it names."""
     lines = [line.strip() for line in str(error).splitlines()]
-    told = next((line for line in lines if "GLOBAL" in line or "nsupported" in line), lines[0])
+    told = next((line for line in lines if "GLOBAL" in line or "nsupported" in line), "")
+    if not told:
+        return f"torch cannot load it: {_first_line(error)}"
     return "it holds more than tensors: " + told.partition("Please")[0].strip()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dumpcmp.archive.copies import written_there
+from dumpcmp.nouns.budgets import JSON_REPORT, Spending
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.files import write_whole
 from dumpcmp.report.jsonfile import JSON_VERSION
@@ -30,8 +31,9 @@ def newest_json(out: Path) -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """The report in a file, as `as_json` gave it."""
     try:
+        Spending(JSON_REPORT, path, path.stat().st_size)
         told = json.loads(path.read_text(encoding="utf-8", errors="surrogatepass"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SelectionError(f"{path} is no JSON report: {error}", hint=_WRITE_IT) from error
     version = told.get("version") if isinstance(told, dict) else None
     if version != JSON_VERSION:

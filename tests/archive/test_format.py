@@ -13,6 +13,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 
 TABLES: dict[str, dict[str, str]] = {
     "run": schema.RUN_FIELDS,
+    "manifest": schema.MANIFEST_COLUMNS,
     "part": schema.PART_ATTRS,
     "call": schema.CALL_ATTRS,
     "dataset": schema.DATASET_ATTRS,

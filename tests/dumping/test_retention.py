@@ -1,6 +1,10 @@
 """Laws of what a dump keeps: summaries taken at capture are those that compaction takes."""
 
+import os
+import signal
+import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.cli import main
 from dumpcmp.compacting import nbytes_of
 from dumpcmp.comparing.summaries import load_summary
+from dumpcmp.dumping import retention
 from dumpcmp.dumping.retention import (
     Budgeted,
     Retention,
@@ -101,6 +106,45 @@ def test_an_archive_that_stays_too_large_is_waited_for_once(tmp_path: Path) -> N
 def put_ones(sink: ArchiveWriter | Budgeted, number: int) -> None:
     bits = np.ones(1000)
     sink.put(record(key(f"op{number}"), bits, order=number), Dense(bits))
+
+
+class StoppedCompactor:
+    """What `time` is to the sink: it looks at the archive while it waits, and lets go at last."""
+
+    def __init__(self, path: Path, child: int) -> None:
+        self.path, self.child, self.sizes = path, child, list[int]()
+
+    def sleep(self, seconds: float) -> None:
+        self.sizes.append(nbytes_of(self.path))
+        if len(self.sizes) == 10:
+            os.kill(self.child, signal.SIGCONT)
+        time.sleep(seconds)
+
+
+def test_a_budget_holds_while_the_compactor_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it has no processor: the sink waits, and writes nothing meanwhile."""
+    budget, kept = 6 << 20, Retention(disk_budget=6 << 20)
+    path, most = tmp_path / "d", 0
+    with ExitStack() as after, ArchiveWriter(path, part_nbytes=kept.part_nbytes) as out:
+        beside = after.enter_context(compactor_beside(path, kept, 0))
+        assert beside.child is not None
+        os.kill(beside.child.pid, signal.SIGSTOP)
+        after.callback(beside.child.send_signal, signal.SIGCONT)
+        waiting = StoppedCompactor(path, beside.child.pid)
+        monkeypatch.setattr(retention, "time", waiting)
+        sink = Budgeted(out, budget, beside)
+        for step in range(24):
+            bits = np.full(1 << 16, float(step))
+            sink.put(record(replace(key("op"), step=step), bits, order=0), Dense(bits))
+            sink.finish_step("Model", step)
+            most = max(most, nbytes_of(path))
+    assert len(waiting.sizes) >= 10, "it had to wait"
+    assert len(set(waiting.sizes[:10])) == 1, "nothing is written while the compactor is stopped"
+    assert max(most, *waiting.sizes) <= budget and beside.trouble == ""
+    archive = Archive(path)
+    assert len(archive) == 24 and archive.complete
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def entry(first: int, last: int, shape: list[Any], dtype: Any = "F32") -> dict[s
 
 
 WRONG_HEADERS = {
-    "its header should have": (b"{}", b"", 1 << 60),
+    "its header should have more bytes": (b"{}", b"", 1 << 60),
     "is no JSON": (b"{", b"", -1),
     "is no JSON object": (b"[1]", b"", -1),
     "stands in it twice": (b'{"a": {}, "a": {}}', b"", -1),
@@ -114,7 +114,7 @@ WRONG_ARRAYS: dict[str, Callable[[], bytes]] = {
     "its header asks for": lambda: npy(numbers((100,)))[:-5],
     "or holds several arrays": lambda: npy(numbers((2,))) + npy(numbers((2,))),
     "makes no sense": lambda: b"\x93NUMPY\x01\x00\x10\x00{'descr': 1}    \n",
-    "makes no sense: the magic": lambda: pickle.dumps(OBJECTS),
+    "does not begin as a .npy does": lambda: pickle.dumps(OBJECTS),
     "holds no plain array": lambda: b"\x93NUMPY\x09\x00" + npy(numbers((2,)))[8:],
 }
 

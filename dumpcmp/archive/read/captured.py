@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dumpcmp.archive import paths
+from dumpcmp.archive.manifest import Manifest, kinds_of, read_manifest
 from dumpcmp.archive.read.abreast import abreast
 from dumpcmp.archive.read.captures import model_name, models_of, why_incomplete, why_short
 from dumpcmp.archive.read.filtering import Filter
@@ -40,6 +41,7 @@ class Captured(Loader, Mapping[Key, Record]):
         self._steps: dict[tuple[int, str, int], RankStep] = {}
         self._flaws: dict[str, None] = {}  # of parts that were forgotten
         self._num_found: dict[tuple[int, str, int], int] = {}  # values of steps that were read
+        self._lost_parts: dict[tuple[int, str, int], tuple[str, ...]] = {}  # of such steps
         self._shared: dict[Path, SharedParts] = {}  # by the directory of their model
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -62,7 +64,7 @@ class Captured(Loader, Mapping[Key, Record]):
         """The ranks that have written something."""
         return tuple(self._directories)
 
-    @property
+    @cached_property
     def missing_ranks(self) -> tuple[int, ...]:
         """The ranks of the run that have written nothing here."""
         return tuple(rank for rank in range(self.world_size) if rank not in self._directories)
@@ -75,8 +77,8 @@ class Captured(Loader, Mapping[Key, Record]):
 
     @property
     def complete(self) -> bool:
-        """Whether every rank is here and ended its capture in order."""
-        return not self.missing_ranks and not self.cut_short
+        """Whether every rank is here, ended its capture in order, and has all steps it wrote."""
+        return not self.missing_ranks and not self.cut_short and not self._lost
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -88,6 +90,12 @@ class Captured(Loader, Mapping[Key, Record]):
         return (
             *([f"{ranks_named(missing)} is missing"] if (missing := self.missing_ranks) else []),
             *(f"{ranks_named(ranks)}: {why}" for why, ranks in alike.items()),
+            *(f"rank {rank}: {why}" for rank, why in self._lost),
+            *(
+                f"rank {rank}: {why}"
+                for (rank, _, _), whys in self._lost_parts.items()
+                for why in whys
+            ),
             *(f"rank {rank}: {why}" for rank, why in self._short_of_records().items()),
             *(self._flaws | dict.fromkeys(problem for part in parts for problem in part.problems)),
         )
@@ -98,8 +106,36 @@ class Captured(Loader, Mapping[Key, Record]):
         whys = ((r, why_incomplete(facts, self._directories[r])) for r, facts in self.run.items())
         return {rank: why for rank, why in whys if why}
 
+    @cached_property
+    def _manifests(self) -> dict[int, Manifest | ArchiveError | None]:
+        """What each rank counted when it ended, or why that cannot be had; None: it has none."""
+        whole = [rank for rank in self._directories if rank not in self.cut_short]
+        found = abreast(self._manifest_of, whole)
+        return dict.fromkeys(self._directories) | dict(zip(whole, found, strict=True))
+
+    def _manifest_of(self, rank: int) -> Manifest | ArchiveError | None:
+        try:
+            return read_manifest(self._directories[rank], self.run[rank])
+        except ArchiveError as error:
+            return error
+
+    @cached_property
+    def _lost(self) -> tuple[tuple[int, str], ...]:
+        """Steps that a rank wrote and that are not there any more; each with its rank."""
+        lost: list[tuple[int, str]] = []
+        for rank, manifest in self._manifests.items():
+            if isinstance(manifest, ArchiveError):
+                lost.append((rank, manifest.message))
+            elif manifest is not None:
+                steps = {
+                    model: [step for step, held in steps.items() if rank in held]
+                    for model, steps in self._tree.items()
+                }
+                lost += [(rank, why) for why in manifest.lost_steps(steps)]
+        return tuple(lost)
+
     def _short_of_records(self) -> dict[int, str]:
-        """Of ranks whose steps were all read: that fewer values are there than were written."""
+        """Of ranks without a manifest whose steps were all read: that values of theirs are gone."""
         found: dict[int, list[int | None]] = {rank: [] for rank in self._directories}
         for model, steps in self._tree.items():
             for step, held in steps.items():
@@ -108,7 +144,7 @@ class Captured(Loader, Mapping[Key, Record]):
         whys = {
             rank: why_short(self.run[rank], sum(filter(None, counts)))
             for rank, counts in found.items()
-            if None not in counts and rank not in self.cut_short
+            if None not in counts and self._manifests[rank] is None and rank not in self.cut_short
         }
         return {rank: why for rank, why in whys.items() if why}
 
@@ -171,10 +207,11 @@ class Captured(Loader, Mapping[Key, Record]):
 
     def _read_steps(self, model: str, step: int, held: Sequence[tuple[int, Path]]) -> None:
         """Read the indexes of some ranks."""
-        _ = self._stranded  # which threads should not look for together
+        _ = self._stranded, self._manifests  # which threads should not look for together
         for found in abreast(lambda place: self._read_step(model, step, *place), held):
             self._steps[found.rank, model, step] = found
             self._num_found[found.rank, model, step] = found.num_values
+            self._lost_parts[found.rank, model, step] = self._lost_of(found)
 
     def _read_step(self, model: str, step: int, rank: int, directory: Path) -> RankStep:
         held = paths.parts_in(directory)
@@ -185,6 +222,17 @@ class Captured(Loader, Mapping[Key, Record]):
             found = read_part(path, model, step, number, self._stranded[rank])
             parts[number] = with_shared(found, number, shared)
         return RankStep(rank, model, step, parts)
+
+    def _lost_of(self, step: RankStep) -> tuple[str, ...]:
+        """What its rank wrote of a step and is not there any more."""
+        manifest = self._manifests[step.rank]
+        if not isinstance(manifest, Manifest):
+            return ()
+        kinds = {
+            number: kinds_of(part.rows, [form.slot for form in part.forms])
+            for number, part in step.parts.items()
+        }
+        return tuple(manifest.lost_parts((step.model, step.step), kinds))
 
     def sole_step(self, model: str, step: int) -> RankStep | None:
         """The step as the one rank of the run has it; None where others may, or of a selection."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from dumpcmp.archive import schema
 from dumpcmp.archive.schema import ABSENT, Form
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import Op, Slot
-from dumpcmp.nouns.record import Call, Location
+from dumpcmp.nouns.record import Call, Kept, Location
+from dumpcmp.nouns.value import DTYPES
 
 _NUM_FIELDS = len(schema.CALL_FIELDS)
 LISTED_LOST = json.loads(schema.call_json(schema.LOST_CALL))
@@ -158,6 +159,12 @@ class Contents:
         except (TypeError, ValueError):
             raise damaged(self.path, "a call", listed) from None
 
+    def unknown(self) -> Iterator[str]:
+        """What is to be said of values that nobody here can read."""
+        for form in self.forms:
+            if form.problem.startswith(UNKNOWN_DTYPE):
+                yield f"{self.path}: {form.slot}: {form.problem}"
+
     def has_row(self, row: int) -> bool:
         """Whether `row` is there and was not lost."""
         return row < len(self.rows) and self.row(row)[0] != ABSENT
@@ -186,12 +193,34 @@ def damaged(path: Path, what: str, found: Any) -> ArchiveError:
     )
 
 
+UNKNOWN_DTYPE = "elements of a type that this dumpcmp does not know: "
+
+
+def known_form(form: Form) -> Form:
+    """`form`, or of elements that nobody here can read a form that says so: one row, no more."""
+    dtype, shape = form.held
+    if form.kept is Kept.NOTHING or (dtype in DTYPES and len(shape) <= schema.MAX_RANK):
+        return form
+    problem = f"{UNKNOWN_DTYPE}{dtype[:40]}, {len(shape)} dims"
+    return replace(form, kept=Kept.NOTHING, stored=None, problem=problem)
+
+
+def check_known(path: Path, forms: Iterable[Form]) -> None:
+    """Refuse to write a part anew of which not everything can be read here."""
+    for form in forms:
+        if form.problem.startswith(UNKNOWN_DTYPE):
+            raise ArchiveError(
+                f"{path} holds {form.problem}; the part stays as it is",
+                hint="a later version of dumpcmp wrote it, or it is damaged: dumpcmp audit",
+            )
+
+
 def read_forms(path: Path, listed: Iterable[Any]) -> list[Form]:
     """The forms that the part at `path` lists; None stands for one that was lost."""
     found = []
     for each in listed:
         try:
-            found.append(schema.LOST_FORM if each is None else schema.read_form(each))
+            found.append(schema.LOST_FORM if each is None else known_form(schema.read_form(each)))
         except (TypeError, ValueError):
             raise damaged(path, "a form", each) from None
     return found

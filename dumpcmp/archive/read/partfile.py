@@ -16,9 +16,10 @@ from typing import NamedTuple, NoReturn
 
 from dumpcmp.archive import encoder
 from dumpcmp.archive.encoder import ADDRESS, MESSAGE, OBJECT_HEADER, SIGNATURE, UNDEFINED
+from dumpcmp.nouns.budgets import INDEX
 from dumpcmp.nouns.errors import ArchiveError
 
-LARGEST_READ = 256 << 20  # bytes of an index or a group that a reader is willing to hold
+LARGEST_READ = INDEX.nbytes  # of an index or a group that a reader is willing to hold
 PEEK = 1024  # enough for the header of an index group or of one of its datasets
 
 

@@ -191,6 +191,7 @@ class _Gathering:
         fields = found.fields
         number = fields.row
         if number < len(self.rows) and self.rows[number][0] != ABSENT:
+            self._prefer_ring(found)
             return
         if rest is None or number > self._most:
             self._refuse(found)
@@ -202,6 +203,13 @@ class _Gathering:
         self.rows[number] = (fields.call, fields.form, fields.order, *rest)
         if found.file != self.path and fields.nbytes:
             self.elsewhere[number] = found.file, found.data_start
+
+    def _prefer_ring(self, found: Found) -> None:
+        """Read a value where the ring has it still: a kill may have torn its bytes in the part."""
+        row = self.rows[found.fields.row]
+        is_value = found.fields.kind == schema.VALUE and row[4] == NO_ROW
+        if is_value and found.file != self.path and row[7] == found.fields.nbytes:
+            self.elsewhere[found.fields.row] = found.file, found.data_start
 
     def end(self) -> None:
         """Take the rows whose call came after them: from the ring, while they were in the file."""
@@ -286,8 +294,18 @@ def read_part(path: Path, model: str, step: int, number: int, stranded: list[Fou
         if contents is None:
             contents = scan(file, stranded)
             contents.problems += damage
+        contents.problems += (*_misplaced(file, step, number), *contents.unknown())
         contents.model, contents.step = model, step
         return contents
+
+
+def _misplaced(file: PartFile, step: int, number: int) -> Iterator[str]:
+    """That a part says that it is another than the one whose place it has."""
+    found = record_at(file, JOURNAL_AT, None)
+    facts = found.listed() if found is not None and found.fields.kind == schema.PART else None
+    if isinstance(facts, dict) and (facts.get("step"), facts.get("part")) != (step, number):
+        told = f"part {facts.get('part')} of token {facts.get('step')}"
+        yield f"{file.path}: it says that it is {told}, and lies in another place"
 
 
 def _read_other(

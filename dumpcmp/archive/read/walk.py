@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.paths import dataset_path, unescaped
-from dumpcmp.archive.read.contents import Contents, ListedCalls, read_forms
+from dumpcmp.archive.read.contents import Contents, ListedCalls, known_form, read_forms
 from dumpcmp.archive.read.partfile import LARGEST_READ
 from dumpcmp.archive.read.remote import opened
 from dumpcmp.archive.schema import CALL_FIELDS, Form
 from dumpcmp.archive.stores.urls import RemotePath
+from dumpcmp.nouns.budgets import MOST_INFLATED
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.record import Kept, Location, Stored
 from dumpcmp.nouns.sampled import EVENLY, ROWS
 from dumpcmp.nouns.value import DTYPES, Dtype
 
 _SMALL = 64 << 20  # bytes that may be unpacked from nothing, as fill values are
-_MOST_DEFLATED = 1032  # times smaller: what deflate comes to at best
 _LEADS_OUT = "its elements are said to lie outside of the archive, where nothing is read"
 
 
@@ -68,7 +68,7 @@ def read_dataset(location: Location, dtype: Dtype, shape: tuple[int, ...]) -> ND
             found = _own(file, location.dataset)
             if found is None:
                 raise ValueError("its elements are not in the archive")
-            if location.nbytes > max(_SMALL, _MOST_DEFLATED * found.id.get_storage_size()):
+            if location.nbytes > max(_SMALL, MOST_INFLATED * found.id.get_storage_size()):
                 raise ValueError(f"{location.nbytes} bytes cannot be packed into what it has")
             bits = np.empty(shape, dtype.storage)
             found.id.read(h5py.h5s.ALL, h5py.h5s.ALL, bits.view(np.uint8), found.id.get_type())
@@ -136,7 +136,8 @@ def _contents(file: h5py.File, path: Path, model: str, step: int, part: int) -> 
                 where = (home, h5py.h5o.get_info(dataset.id).addr)
                 same = first.setdefault(where, row)
                 dtype, shape = form.held
-                nbytes = 0 if dataset.shape is None else math.prod(shape) * DTYPES[dtype].nbytes
+                known = DTYPES[dtype].nbytes if dtype in DTYPES else 0
+                nbytes = 0 if dataset.shape is None else math.prod(shape) * known
                 offset = dataset.id.get_offset() or 0
                 if not _is_inside(dataset):
                     form, nbytes, offset = (
@@ -278,9 +279,7 @@ def _form(dataset: h5py.Dataset, name: str) -> Form:
     }
     stored = _stored(dataset) if told.get("kept") is Kept.SUMMARY else None
     form = Form(unescaped(name), stored=stored, **told)
-    if form.dtype not in DTYPES and form.kept is Kept.FULL:
-        raise ValueError(f"{dataset.name} has elements of an unknown type {form.dtype}")
-    return form
+    return known_form(form)
 
 
 def _stored(dataset: h5py.Dataset) -> Stored:

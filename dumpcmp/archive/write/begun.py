@@ -28,6 +28,7 @@ def opening_facts(
         "nbytes": 0,
         "num_shared": 0,
         "nbytes_shared": 0,
+        "manifest": "",
         "writer": {
             "host": socket.gethostname(),
             "pid": pid,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from dumpcmp.archive import schema
+from dumpcmp.archive.manifest import Manifest
 from dumpcmp.archive.write.arrivals import Arrivals
 from dumpcmp.archive.write.desk import Pending
 from dumpcmp.archive.write.finishing import SEAL, Laid
@@ -205,6 +206,11 @@ class Drain:
             self._sequence += bool(nbytes)
             self.ring.unwrap(nbytes, self._sequence)
             self.freed.notify_all()
+
+    @property
+    def manifest(self) -> Manifest:
+        """The parts of steps that were sealed."""
+        return Manifest(tuple(self._scribe.sealed))
 
     def write_straight(self, part: Part, owner: Owner, source: Source) -> None:
         """Write a value that is too large for the ring, which is empty; `working` is held."""

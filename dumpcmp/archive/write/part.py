@@ -17,6 +17,7 @@ from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import encoder, schema
 from dumpcmp.archive.encoder import LINK_COUNT_AT, padded
+from dumpcmp.archive.manifest import PartCount, kinds_of, names_of
 from dumpcmp.archive.paths import part_name
 from dumpcmp.archive.schema import (
     ABSENT,
@@ -111,9 +112,10 @@ class Part:
         schema.write_fields(record, kind, self.nonce, self.sequence, at, nbytes, numbers)
         self.sequence += 1
         self.end = at + len(record) + padded(nbytes, ALIGNMENT)
+        if nbytes:  # the prefix is last: it makes the record valid
+            self.write(content, at + len(record))
+            self.write(bytes(-nbytes % ALIGNMENT), at + len(record) + nbytes)
         self.write(record, at)
-        self.write(content, at + len(record))
-        self.write(bytes(-nbytes % ALIGNMENT), at + len(record) + nbytes)
         return at
 
     @property
@@ -284,6 +286,14 @@ class Part:
         header = group.header()
         block[: len(header)] = header
         return bytes(block)
+
+    def count(self) -> PartCount:
+        """What it holds, for the manifest of its rank."""
+        rows = np.frombuffer(self.rows, schema.ROW_TYPE)
+        slots = [each.form.slot for each in self.forms]
+        names = names_of(rows, self.calls, [each.form for each in self.forms])
+        model, step = self.facts["model"], self.facts["step"]
+        return PartCount(model, step, self.number, kinds_of(rows, slots), names)
 
     def seal(self, known: Arrangements | None = None, *, sync: bool = False) -> None:
         """Write the index and close the file; a part of small values is laid out anew for it.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dumpcmp.archive.paths import dataset_path, parts_in, shared_in
-from dumpcmp.archive.read.contents import Contents
+from dumpcmp.archive.read.contents import Contents, check_known
 from dumpcmp.archive.read.part_index import read_index
 from dumpcmp.archive.read.partfile import PartFile
 from dumpcmp.archive.read.scan import Found, gather, journal_records, part_facts, scan
@@ -31,6 +31,7 @@ def recover(path: Path, stranded: list[Found], others: dict[int, Contents]) -> i
                 hint="copy it again; its values can still be read as plain HDF5",
             )
         written, contents = gather(file, records, []), gather(file, [*records, *stranded], [])
+    check_known(path, contents.forms)
     part = Part.resume(path, facts, records[0].fields.nonce)
     part.end = records[-1].end
     part.sequence = 1 + max(found.fields.sequence for found in records)
@@ -87,6 +88,10 @@ def _take(
         with PartFile(lies.part) as ring:
             part.append_value(owner, memoryview(ring.read(lies.offset, nbytes)))
     else:
+        if number in contents.elsewhere:  # and in the ring: a kill may have torn its bytes here
+            lies = contents.location(number, offset, nbytes)
+            with PartFile(lies.part) as ring:
+                part.write(ring.read(lies.offset, nbytes), offset)
         part.add_value(*owner, header - PREFIX_HEADER, offset, digest)
 
 

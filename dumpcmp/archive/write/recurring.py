@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dumpcmp.archive.paths import dataset_path, part_name
-from dumpcmp.archive.schema import MAX_LINKS, SHARED, SHARED_DIRECTORY
+from dumpcmp.archive.schema import MAX_LINKS, SHARED, SHARED_DIRECTORY, SHARED_STEP
 from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import Owner, Part
 from dumpcmp.archive.write.pens import Errand, Flight
@@ -68,7 +68,7 @@ class Recurring:
         self.num_values = self.nbytes = 0  # that lie in shared parts, and that are there already
         self.samples: dict[tuple[int, int], Coming | None] = {}  # of large values that came
         self.coming: dict[tuple[int, int], Flight] = {}  # to shared parts and rows, until it lands
-        self._directory, self._facts = model / SHARED_DIRECTORY, {**facts, "step": -1}
+        self._directory, self._facts = model / SHARED_DIRECTORY, {**facts, "step": SHARED_STEP}
         self._most_nbytes, self._num_lanes = most_nbytes, num_lanes
         self._first: int | None = None
         self._num_parts = 0

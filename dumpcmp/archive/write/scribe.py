@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 
+from dumpcmp.archive.manifest import PartCount
+from dumpcmp.archive.schema import SHARED_STEP
 from dumpcmp.archive.write.arrangement import Arrangements
 from dumpcmp.archive.write.finishing import LARGE_NBYTES, SEAL, Finisher, Laid
 from dumpcmp.archive.write.flights import THREAD_NBYTES, Flights
@@ -52,6 +54,7 @@ class Scribe:
         self._lookahead, self._flights = lookahead, flights
         self._open_parts = open_parts
         self._arrangements = Arrangements()
+        self.sealed: list[PartCount] = []  # the parts of steps that are finished, in their order
 
     def write_run(self, part: Part) -> None:
         """Finish the records of `part` that lie one after another, then write them at once.
@@ -204,3 +207,5 @@ class Scribe:
         self._open_parts.discard(part)
         self._flights.forget(part)
         part.seal(self._arrangements)
+        if part.facts["step"] != SHARED_STEP:
+            self.sealed.append(part.count())

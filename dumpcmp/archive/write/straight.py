@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
-from operator import add
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dumpcmp.archive.manifest import Manifest, PartCount
 from dumpcmp.archive.paths import (
     RankDirectory,
     dataset_path,
@@ -63,9 +63,11 @@ class PartTold:
 
     num_records: int = 0
     nbytes: int = 0
+    parts: tuple[PartCount, ...] = ()
 
     def __add__(self, other: PartTold) -> PartTold:
-        return PartTold(*map(add, astuple(self), astuple(other)))
+        nbytes = self.nbytes + other.nbytes
+        return PartTold(self.num_records + other.num_records, nbytes, self.parts + other.parts)
 
 
 class StraightPart:
@@ -81,7 +83,7 @@ class StraightPart:
     @property
     def told(self) -> PartTold:
         """How much it has received."""
-        return PartTold(self._part.num_rows, self._nbytes)
+        return PartTold(self._part.num_rows, self._nbytes, (self._part.count(),))
 
     def call(self, call: Call) -> None:
         """Receive a call, before the Records of its values. The first of its name stays."""
@@ -187,11 +189,14 @@ class StraightRun:
             for draft in directory.path.glob("*/*/.draft-*"):  # of workers that were lost
                 remove(draft)
             count = told.get(rank, PartTold())
+            manifest = Manifest(count.parts)
+            manifest.write(directory.path)
             ending = {
                 "ended": now(),
                 "complete": True,
                 "num_records": count.num_records,
                 "nbytes": count.nbytes,
+                "manifest": manifest.seal,
                 "writer": None,
             }
             directory.write_run(facts | ending)

@@ -247,6 +247,7 @@ class ArchiveWriter:
         for part in self._drain.open_parts:  # none, unless the thread failed
             rescue(part.path)
         problem = self._trouble() or self._displaced() or problem
+        manifest = self._drain.manifest
         self._facts |= {
             "ended": now(),
             "complete": not problem,
@@ -255,9 +256,12 @@ class ArchiveWriter:
             "nbytes": self._staging.nbytes,
             "num_shared": self._steps.shared[0],
             "nbytes_shared": self._steps.shared[1],
+            "manifest": "" if problem else manifest.seal,
             "writer": None,
         }
         try:
+            if not problem:
+                manifest.write(self.path)
             self._directory.write_run(self._facts)
         except OSError as error:
             self._error = self._error or error

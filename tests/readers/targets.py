@@ -1,0 +1,260 @@
+"""Every reader of the package as a function of bytes, and a few inputs that each reads well."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save as save_safetensors
+
+from dumpcmp.align.mapfile import read_mapping
+from dumpcmp.align.mesh.declared import read_stated
+from dumpcmp.archive.integrity import audit
+from dumpcmp.archive.manifest import read_manifest
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.read.scan import ring_records
+from dumpcmp.archive.write.ring import Ring
+from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.execute import SerialExecutor
+from dumpcmp.golden import unpacked_golden
+from dumpcmp.importing import import_dump
+from dumpcmp.importing.gathering import find, gather, opened
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.layouts import parse_layout
+from dumpcmp.partitioning.checkpoint import read_checkpoint
+from dumpcmp.partitioning.exported import read_exported
+from dumpcmp.report.page import page_of
+from dumpcmp.report.reading import read_json
+from tests.archive.values import key, parts, put
+
+CHECKPOINT = Path(__file__).parents[1] / "partitioning" / "data" / "nnscaler_linear_relu.ckp"
+MAPPING = b"""\
+'layers.*.attn.{q,k,v}': 'blocks.*.attn.qkv'
+layers.*.mlp: {to: blocks.*.ffn, axis: -1, groups: 2}
+'norm#0/output.0': 'add_norm#0/output.1'
+x: &a {to: y, order: [1, 0]}
+z: *a
+"""
+LAYOUT = b"""\
+mesh: dp=2 tp=2
+layers.*.qkv: b s h[tp]
+golden:
+  lm_head: {output.0: "v[tp] h", input: b s h}
+"""
+MSPROBE = {
+    "data": {
+        "Module.a.Linear.forward.0": {
+            "input_args": [{"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2, 3],
+                            "Max": 1.0, "data_name": "Module.a.Linear.forward.0.input.0.pt"}],
+            "output": [{"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2]}],
+        }
+    }
+}  # fmt: skip
+
+Read = Callable[[bytes], object]
+
+
+class Targets:
+    """The readers, each with a room of its own below `room`."""
+
+    def __init__(self, room: Path) -> None:
+        self.room = room
+        room.mkdir(parents=True, exist_ok=True)
+        self.whole = _archive(room / "whole")
+        self._part = parts(self.whole)[0]
+        self.rank = self._part.parents[2]
+
+    @cached_property
+    def all(self) -> dict[str, tuple[Read, list[bytes]]]:
+        """Reader and inputs, by name."""
+        run, manifest = self.rank / "run.json", self.rank / "manifest.json"
+        return {
+            "parts": (self._in_archive(self._part), [self._part.read_bytes(), self._unsealed()]),
+            "runs": (self._in_archive(run), [run.read_bytes()]),
+            "manifests": (self._in_archive(manifest), [manifest.read_bytes()]),
+            "manifest lines": (self._manifest, [manifest.read_bytes()]),
+            "rings": (self._ring, [self._ring_bytes()]),
+            "npy": (self._foreign("a.npy"), [_npy(np.arange(6.0)), _npy(np.ones((2, 3), "F"))]),
+            "npz": (self._foreign("a.npz"), [_npz(np.savez), _npz(np.savez_compressed)]),
+            "safetensors": (self._foreign("a.safetensors"), [_safetensors()]),
+            "torch": (self._foreign("a.pt"), [_torch(True), _torch(False)]),
+            "msprobe": (self._msprobe, [json.dumps(MSPROBE).encode()]),
+            "mappings": (self._mapping, [MAPPING]),
+            "layouts": (self._layouts, [LAYOUT]),
+            "layout texts": (self._layout_text, [b"b s h[tp]", b"s[cp:zigzag] h @ tp:1/2"]),
+            "packages": (self._package, []),  # of what takes long to write, the corpus has one
+            "checkpoints": (self._checkpoint, [CHECKPOINT.read_bytes()]),
+            "fixtures": (self._fixture, [_fixture("w"), _fixture("w:xz")]),
+            "reports": (self._report, []),
+        }
+
+    def _in_archive(self, place: Path) -> Read:
+        """Read an archive in which `place` has other bytes: all values, and an audit."""
+        path = self.room / f"of-{place.name}"
+        shutil.copytree(self.whole, path)
+        changed = path / place.relative_to(self.whole)
+
+        def read(content: bytes) -> None:
+            changed.write_bytes(content)
+            with suppress(DumpcmpError):
+                archive = Archive(path)
+                for record in archive.values():
+                    with suppress(DumpcmpError):
+                        archive.load(record)
+                _ = archive.calls, archive.problems, repr(archive)
+            with suppress(DumpcmpError):
+                audit(path)
+
+        return read
+
+    def _unsealed(self) -> bytes:
+        sink = ArchiveWriter(self.room / "unsealed")
+        put(sink, key("a"), np.arange(5.0))
+        sink.settle()
+        content = parts(self.room / "unsealed")[0].read_bytes()
+        sink.close()
+        return content
+
+    def _manifest(self, content: bytes) -> None:
+        room = self.room / "manifest"
+        room.mkdir(exist_ok=True)
+        (room / "manifest.json").write_bytes(content)
+        with suppress(DumpcmpError):
+            read_manifest(room, {"complete": True, "manifest": "0"})
+
+    def _ring_bytes(self) -> bytes:
+        ring = Ring(1 << 16, self.room / "ring")
+        content = (self.room / "ring").read_bytes()
+        ring.close()
+        (self.room / "ring").unlink(missing_ok=True)
+        return content
+
+    def _ring(self, content: bytes) -> None:
+        place = self.room / "ring"
+        place.write_bytes(content)
+        with suppress(DumpcmpError):
+            for found in ring_records(place):
+                found.listed()
+
+    def _foreign(self, name: str) -> Read:
+        """Read a file of another tool: what it has, and the elements of that."""
+        room = self.room / f"foreign-{name}"
+        room.mkdir(exist_ok=True)
+
+        def read(content: bytes) -> None:
+            (room / name).write_bytes(content)
+            with suppress(DumpcmpError):
+                titled = gather(find(room / name, "auto"), None, SerialExecutor())
+                with opened(room / name, "auto") as file:
+                    for value, _ in titled:
+                        if value.nbytes <= 1 << 20 and not value.problem:
+                            file.source(value).copy_into(memoryview(bytearray(value.nbytes)))
+
+        return read
+
+    def _msprobe(self, content: bytes) -> None:
+        room = self.room / "msprobe" / "step0" / "rank0"
+        room.mkdir(parents=True, exist_ok=True)
+        (room / "dump.json").write_bytes(content)
+        with suppress(DumpcmpError):
+            import_dump(room.parents[1], self.room / "out", format="msprobe", overwrite=True)
+
+    def _mapping(self, content: bytes) -> None:
+        place = self.room / "names.yaml"
+        place.write_bytes(content)
+        with suppress(DumpcmpError):
+            found = read_mapping(place)
+            for op in ("layers.3.attn.q", "layers.3.mlp/linear", "x" * 100, ""):
+                found.renamed(op)
+
+    def _layouts(self, content: bytes) -> None:
+        place = self.room / "layouts.yaml"
+        place.write_bytes(content)
+        with suppress(DumpcmpError):
+            read_stated([str(place)])
+
+    def _layout_text(self, content: bytes) -> None:
+        text = content.decode(errors="replace")
+        with suppress(DumpcmpError):
+            str(parse_layout(text))
+        with suppress(DumpcmpError):
+            read_stated([f"layers.*={text}"])
+
+    def _package(self, content: bytes) -> None:
+        (self.room / "a.pt2").write_bytes(content)
+        with pytest.MonkeyPatch.context() as patch, suppress(DumpcmpError):
+            patch.setattr(torch.export, "load", _not_loaded)  # it takes a second, and is torch's
+            read_exported(self.room / "a.pt2")
+
+    def _checkpoint(self, content: bytes) -> None:
+        (self.room / "graph.ckp").write_bytes(content)
+        with suppress(DumpcmpError):
+            read_checkpoint(self.room / "graph.ckp")
+
+    def _fixture(self, content: bytes) -> None:
+        (self.room / "golden.tar").write_bytes(content)
+        with suppress(DumpcmpError), unpacked_golden(self.room / "golden.tar") as (_, path):
+            list(Archive(path))
+
+    def _report(self, content: bytes) -> None:
+        (self.room / "compare.json").write_bytes(content)
+        with suppress(DumpcmpError):
+            told = read_json(self.room / "compare.json")
+            with suppress(KeyError, TypeError, ValueError, AttributeError):  # as write_page does
+                page_of(told, told["rows"])
+
+
+def _not_loaded(_: object) -> None:
+    raise ValueError("it is clean, and that is all that is asked here")
+
+
+def _archive(path: Path) -> Path:
+    with ArchiveWriter(path) as sink:
+        for number, bits in enumerate((np.arange(6.0), np.ones((2, 2), "f4"), np.arange(3))):
+            put(sink, key(f"op{number}"), bits, number)
+    return path
+
+
+def _npy(array: Any) -> bytes:
+    room = io.BytesIO()
+    np.save(room, array)
+    return room.getvalue()
+
+
+def _npz(save: Callable[..., None]) -> bytes:
+    room = io.BytesIO()
+    save(room, a=np.arange(20.0), b=np.ones(3, ">i4"))
+    return room.getvalue()
+
+
+def _safetensors() -> bytes:
+    tensors = {"layers.0": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4).bfloat16()}
+    return bytes(save_safetensors(tensors, {"format": "pt"}))
+
+
+def _torch(is_zip: bool) -> bytes:
+    room = io.BytesIO()
+    tree = {"a": torch.arange(6.0).reshape(2, 3).T, "b": [torch.ones(2).bfloat16(), 3, "word"]}
+    torch.save(tree, room, _use_new_zipfile_serialization=is_zip)
+    return room.getvalue()
+
+
+def _fixture(mode: Any) -> bytes:
+    room = io.BytesIO()
+    told = json.dumps({"version": 1, "asked": {}, "facts": {}}).encode()
+    with tarfile.open(fileobj=room, mode=mode) as tar:
+        for name, content in (("golden.json", told), ("run/a/b.txt", b"x")):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return room.getvalue()
