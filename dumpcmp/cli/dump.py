@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 @click.option("--every", type=int, default=1, show_default=True, metavar="N",
               help="Of the tokens, record each Nth, from 0.")  # fmt: skip
 @click.option("--layer", "layers", metavar="GLOB", multiple=True,
-              help="Ops to record, such as 'layers.*.attn*'; may be given again.")  # fmt: skip
+              help="Ops to record: 'layers.*.attn*', Add; may be given again.")  # fmt: skip
 @click.option("--io", default="all", show_default=True, help="input, output or all.")
 @click.option("--level", default="functions", show_default=True,
               help="modules, or functions inside them as well.")  # fmt: skip
