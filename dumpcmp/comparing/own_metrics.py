@@ -10,14 +10,16 @@ from typing import Any
 from dumpcmp.comparing.laying import Job, Task
 from dumpcmp.measure.divergence import kl_divergence
 from dumpcmp.nouns.errors import SelectionError
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.options import load
 from dumpcmp.nouns.row import Measured, Own, Pair
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import Kind, Value, dtype_named
 from dumpcmp.summary.packing import named
 
 OwnMetric = Callable[[Any, Any], object]  # takes golden's array and the target's
-_OURS = {"kl_divergence": kl_divergence}
+_KL = "kl_divergence"
+_OURS = {_KL: kl_divergence}
+WIDE_AS_LOGITS = 16  # elements of a row of the model's result, of which the divergence is told
 
 
 def loadable(names: Iterable[str]) -> tuple[str, ...]:
@@ -29,13 +31,31 @@ def loadable(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def asking(work: Mapping[Pair, Job], wanted: tuple[str, ...]) -> dict[Pair, Job]:
-    """`work`, each task with the metrics that are asked for."""
-    if not wanted:
-        return dict(work)
+    """`work`, each task with the metrics that are asked for.
+
+    What may be logits, which nobody need ask for, is held by their divergence as well.
+    """
+    asked = {pair: _metrics_of(pair, task, wanted) for pair, task in work.items()}
     return {
-        pair: replace(task, own=wanted) if isinstance(task, Task) else task
+        pair: replace(task, own=asked[pair]) if asked[pair] and isinstance(task, Task) else task
         for pair, task in work.items()
     }
+
+
+def _metrics_of(pair: Pair, task: Job, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    is_asked = _KL in wanted or not isinstance(task, Task)
+    return wanted if is_asked or not _may_be_logits(pair, task) else (*wanted, _KL)
+
+
+def _may_be_logits(pair: Pair, task: Task) -> bool:
+    """Whether the model gave it, wide enough for logits, and its elements are there."""
+    first = task.golden.first
+    is_held = not (task.golden.is_summarised or task.target.is_summarised)
+    return (
+        is_held and pair.key.op == ROOT and pair.key.slot.is_output
+        and dtype_named(first.dtype).kind is Kind.FLOAT
+        and bool(first.shape) and first.shape[-1] >= WIDE_AS_LOGITS
+    )  # fmt: skip
 
 
 @lru_cache
