@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from dumpcmp.align.listing import Listing
 from dumpcmp.comparing.laying import Job, Task
 from dumpcmp.measure.divergence import kl_divergence
 from dumpcmp.nouns.errors import SelectionError
@@ -30,32 +31,33 @@ def loadable(names: Iterable[str]) -> tuple[str, ...]:
     return wanted
 
 
-def asking(work: Mapping[Pair, Job], wanted: tuple[str, ...]) -> dict[Pair, Job]:
+def asking(
+    work: Mapping[Pair, Job], wanted: tuple[str, ...], golden: Listing | None = None
+) -> dict[Pair, Job]:
     """`work`, each task with the metrics that are asked for.
 
     What may be logits, which nobody need ask for, is held by their divergence as well.
     """
-    asked = {pair: _metrics_of(pair, task, wanted) for pair, task in work.items()}
-    return {
-        pair: replace(task, own=asked[pair]) if asked[pair] and isinstance(task, Task) else task
-        for pair, task in work.items()
-    }
+    results = (
+        {golden.first(key) for key in golden.values if key.op == ROOT and key.slot.is_output}
+        if golden
+        else set()
+    )
+    found = dict(work)
+    for pair, task in work.items():
+        if isinstance(task, Task):
+            is_wanted = pair.golden in results and _KL not in wanted and _may_be_logits(task)
+            own = (*wanted, _KL) if is_wanted else wanted
+            found[pair] = replace(task, own=own) if own else task
+    return found
 
 
-def _metrics_of(pair: Pair, task: Job, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    is_asked = _KL in wanted or not isinstance(task, Task)
-    return wanted if is_asked or not _may_be_logits(pair, task) else (*wanted, _KL)
-
-
-def _may_be_logits(pair: Pair, task: Task) -> bool:
-    """Whether the model gave it, wide enough for logits, and its elements are there."""
+def _may_be_logits(task: Task) -> bool:
+    """Whether a result is wide enough for logits, and its elements are there."""
     first = task.golden.first
     is_held = not (task.golden.is_summarised or task.target.is_summarised)
-    return (
-        is_held and pair.key.op == ROOT and pair.key.slot.is_output
-        and dtype_named(first.dtype).kind is Kind.FLOAT
-        and bool(first.shape) and first.shape[-1] >= WIDE_AS_LOGITS
-    )  # fmt: skip
+    is_wide = bool(first.shape) and first.shape[-1] >= WIDE_AS_LOGITS
+    return is_held and is_wide and dtype_named(first.dtype).kind is Kind.FLOAT
 
 
 @lru_cache
