@@ -31,10 +31,11 @@ def _follow(ability: str, command: str, names: dict[str, Any]) -> None:
     if not command.startswith("dumpcmp "):
         exec(compile(command, ability, "exec"), names)
         return
-    done = CliRunner().invoke(main, shlex.split(command)[1:])
-    assert done.exit_code in (0, 1), f"{ability}: {command}\n{done.output}"
+    done = CliRunner().invoke(main, shlex.split(command, comments=True)[1:])
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
+    expected = int(command.partition("# exit ")[2] or 0)
+    assert done.exit_code == expected, f"{ability}: {command}\n{done.output}"
 
 
 def test_the_page_has_a_row_for_each_ability_of_the_documents() -> None:
