@@ -3,7 +3,7 @@
 import atexit
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,12 +69,15 @@ if TYPE_CHECKING:  # the work is imported when there is some, not for --help
               help="Where to measure, and to run ops again.")  # fmt: skip
 @click.option("--format", "formats", default="csv", show_default=True, metavar="LIST",
               help=f"Files to write, such as csv,html: {', '.join(FORMS)}.")  # fmt: skip
+@click.option("--per", type=click.Choice(["value", "op"]), default="value", show_default=True,
+              help="Rows of the CSV: one a value, or one a call of an op, its worst.")  # fmt: skip
+@click.option("--all-columns", is_flag=True, help="Columns of the CSV that are empty, too.")
 @click.option("--open", "shows", is_flag=True, help="Write the HTML page and show it in a browser.")
 def command(
     my_path: Path, golden_path: Path, output: Path, layers: tuple[str, ...], token: str | None,
     checker: str, rtol: float | None, atol: float | None, pcc: float | None,
     cosine: float | None, formats: str, shows: bool, follow: bool, stop_at_first: bool,
-    **options: Any,
+    per: str, all_columns: bool, **options: Any,
 ) -> int:  # fmt: skip
     """Compare MY run with GOLDEN, value by value, and name the op where it first goes wrong.
 
@@ -109,7 +112,8 @@ def command(
             )  # fmt: skip
         else:
             outcome = compare(golden_path, my_path, progress=progress, **options)
-    return report(outcome, output, forms, Screen(), shows=shows)
+    table = {"per_op": per == "op", "all_columns": all_columns}
+    return report(outcome, output, forms, Screen(), shows=shows, table=table)
 
 
 def _tell_of_token(steps: list[int], outcome: "Outcome") -> None:
@@ -122,12 +126,12 @@ def _tell_of_token(steps: list[int], outcome: "Outcome") -> None:
 
 def report(
     outcome: "Outcome", output: Path, forms: tuple[str, ...], console: "Console",
-    shows: bool = False,
+    shows: bool = False, table: Mapping[str, bool] | None = None,
 ) -> int:  # fmt: skip
     """Write the files, print the summary, and give the exit code."""
     files: list[Path] = []
     try:
-        for path in written(outcome, output, forms):
+        for path in written(outcome, output, forms, table or {"all_columns": False}):
             files.append(path)
     finally:  # a report that cannot be written is trouble, but what was found is not lost
         from dumpcmp.report.terminal import show
@@ -138,11 +142,17 @@ def report(
     return outcome.exit_code
 
 
-def written(outcome: "Outcome", output: Path, forms: tuple[str, ...]) -> Iterator[Path]:
-    """Write the report in each of `forms`, under a name that nothing in `output` has yet."""
+def written(
+    outcome: "Outcome", output: Path, forms: tuple[str, ...], table: Mapping[str, bool]
+) -> Iterator[Path]:
+    """Write the report in each of `forms`, under a name that nothing in `output` has yet.
+
+    `table` says how the table is written.
+    """
     stem = free_stem(output)
     for name in forms:
-        yield FORMS[name].write(outcome, output / f"{stem}{FORMS[name].suffix}")
+        options = table if name == "csv" else {}
+        yield FORMS[name].write(outcome, output / f"{stem}{FORMS[name].suffix}", **options)
 
 
 def opened(pages: Iterable[Path]) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 @click.option("--mode", default="eager", show_default=True,
               help="eager, fx (dynamo graph), aten (dispatcher), compiled (Inductor's kernels) or "
               "boundary (graphs of any backend).")  # fmt: skip
-@click.option("--path", required=True, type=PLACE,
+@click.option("--path", default="dump", show_default=True, type=PLACE,
               help="Archive to write: a path, or a URL such as s3://...")  # fmt: skip
 @click.option("--spool-limit", metavar="SIZE",
               callback=lambda _ctx, _option, size: parse_nbytes(size) if size else None,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 @click.option("--every", type=int, default=1, show_default=True, metavar="N",
               help="Of the tokens, record each Nth, from 0.")  # fmt: skip
 @click.option("--layer", "layers", metavar="GLOB", multiple=True,
-              help="Ops to record, such as 'layers.*.attn*'; may be given again.")  # fmt: skip
+              help="Ops to record: 'layers.*.attn*', Add; may be given again.")  # fmt: skip
 @click.option("--io", default="all", show_default=True, help="input, output or all.")
 @click.option("--level", default="functions", show_default=True,
               help="modules, or functions inside them as well.")  # fmt: skip
@@ -51,6 +51,12 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
               type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
               help="compiled: JSON file that turns single fusions off; see dumpcmp "
               "fusions.")  # fmt: skip
+@click.option("--fusion-off", metavar="NAME", multiple=True,
+              help="compiled: turn this fusion off, or ALL; see dumpcmp fusions. May be given "
+              "again.")  # fmt: skip
+@click.option("--option", "config", metavar="NAME=VALUE", multiple=True,
+              help="compiled, boundary: an option of the backend, such as max_autotune=true. May "
+              "be given again.")  # fmt: skip
 @click.option("--realize", is_flag=True, help="compiled: have every op store its result.")
 @click.option("--twin/--no-twin", default=True, show_default=True,
               help="compiled: run each graph again with every op's value stored, and keep what "
@@ -98,7 +104,7 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def command(
     path: Path, token: str | None, mode: str, fusion: bool, fusion_switch: Path | None,
-    realize: bool, twin: bool,
+    realize: bool, twin: bool, fusion_off: tuple[str, ...], config: tuple[str, ...],
     backend: str | None, keep: str, compact: bool, keep_full: tuple[str, ...], sketch: int,
     reduce: str | None, disk_budget: int | None, hashes: int, segments: int, buffer: int | None,
     graph_budget: int | None, checksum: bool, spool_limit: int | None,
@@ -112,9 +118,11 @@ def command(
     from dumpcmp.dumping.modes import mode_with
     from dumpcmp.dumping.programs import dump
     from dumpcmp.dumping.retention import Retention
+    from dumpcmp.pytorch.inductor_options import parse_options
 
     run = chosen_program(factory, module, program, options["backward"])
-    how = mode_with(mode, fusion, realize, twin, backend, fusion_switch)
+    given = parse_options(config)
+    how = mode_with(mode, fusion, realize, twin, backend, fusion_switch, fusion_off, given)
     kept = Retention(keep, compact, keep_full, sketch, reduce, disk_budget, hashes, segments,
                      buffer, graph_budget, checksum, spool_limit, sample_rows)  # fmt: skip
     with live_line() as watch:

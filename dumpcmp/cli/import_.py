@@ -38,8 +38,9 @@ def command(
     """Turn the files at SOURCE, which another tool has dumped, into an archive at PATH.
 
     SOURCE is a directory, a file or a URL: .safetensors, .npy, .npz, .pt files of tensors, a dump
-    of msProbe (step*/rank*/dump.json) or of SGLang's dumper (step=0___rank=0___name=...). What it
-    holds is then compared as any run: dumpcmp compare --golden-path d1 --my-path PATH.
+    of msProbe (step*/rank*/dump.json), of torchair or msit (worldsize1_global_rank0/graph/0/*.npy,
+    or GE's files), or of SGLang's dumper (step=0___rank=0___name=...). What it holds is then
+    compared as any run: dumpcmp compare --golden-path d1 --my-path PATH.
 
     A value is called as its file, and its name in the file. step3, iter_3, pass3 or token3 in a
     path is the token, rank1 the rank, input.0, output.0 or param.weight at the end of a name the

@@ -21,6 +21,8 @@ from dumpcmp.nouns.value import Value
 from dumpcmp.report.escaping import visible
 from dumpcmp.report.terminal import Screen, plain
 
+STAGES = {"original": "original", "aot": "aot", "final": "graph", "nodes": "nodes"}
+
 
 @click.command()
 @click.argument("path", type=PLACE)
@@ -29,6 +31,12 @@ from dumpcmp.report.terminal import Screen, plain
 @click.option("--effects", is_flag=True,
               help="Print effects alone: results, exceptions, state, training.")  # fmt: skip
 @click.option("--kernel", is_flag=True, help="Print the kernel that computes each op, if compiled.")
+@click.option("--graph", type=click.Choice([*STAGES]),
+              help="Print the graphs of a compiled run: as dynamo traced them, as AOTAutograd did, "
+              "as Inductor lowered them, or each node's kernel and line.")  # fmt: skip
+@click.option("--view", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Write an HDF5 file that shows every value, links too, as a dataset with "
+              "attributes; elements stay where they are.")  # fmt: skip
 @click.option("--pairs", is_flag=True,
               help="Print how calls found each other, and why others did not: of the archives "
               "GOLDEN MY, or of a report.")  # fmt: skip
@@ -38,7 +46,8 @@ from dumpcmp.report.terminal import Screen, plain
               help="With --pairs of archives: add N to my tokens.")  # fmt: skip
 @with_cache
 def command(
-    path: Path, rest: tuple[str, ...], values: bool, effects: bool, kernel: bool, pairs: bool,
+    path: Path, rest: tuple[str, ...], values: bool, effects: bool, kernel: bool,
+    graph: str | None, view: Path | None, pairs: bool,
     mapping: Path | None, token_offset: int | None,
 ) -> None:  # fmt: skip
     """Show what the archive at PATH holds: tokens, layers, ops, their shapes and extremes.
@@ -59,6 +68,15 @@ def command(
     archive = Archive(path)
     console = Screen(soft_wrap=True)
     told = _print_problems(console, archive)
+    if view:
+        from dumpcmp.archive.view import write_view
+
+        num_values = write_view(archive, view)
+        click.echo(f"{visible(str(view))}: {counted(num_values, 'value')}")
+        return
+    if graph:
+        _show_graphs(archive, graph)
+        return
     if kernel:
         _show_kernels(archive, key_glob)
         return
@@ -155,6 +173,21 @@ def _show_kernels(archive: Archive, glob: str) -> None:
     if not calls:
         _check_holds(archive)
         raise SelectionError(f"no op in {archive.path} is called {glob!r}", hint="quote the glob")
+
+
+def _show_graphs(archive: Archive, stage: str) -> None:
+    """Print the texts of the run's graphs at `stage`, the lowest rank's."""
+    texts = {
+        (model, name): path
+        for (rank, model, name), path in archive.texts.items()
+        if rank == min(archive.ranks) and name.startswith(f"{STAGES[stage]}-")
+    }
+    for (model, name), path in texts.items():
+        click.echo(visible(f"# {model}: {name}\n{path.read_text()}", keep="\n\t"))
+    if not texts:
+        raise SelectionError(
+            f"{archive.path} has no {stage} graph", hint="dump with --mode compiled keeps them"
+        )
 
 
 def _selects(glob: str, key: Key) -> bool:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
               help="FUNC returns the model and its inputs; without it, the demo.")  # fmt: skip
 @click.option("--backend", default="inductor", show_default=True,
               help="Backend of torch.compile to verify.")  # fmt: skip
+@click.option("--option", "config", metavar="NAME=VALUE", multiple=True,
+              help="An option of the backend, such as max_autotune=true. May be given "
+              "again.")  # fmt: skip
 @click.option("--backward", is_flag=True, help="Compare gradients too.")
 @click.option("--reference", type=click.Choice(["float64"]),
               help="Run golden in this precision too, and refer both sides to it.")  # fmt: skip
@@ -27,8 +30,8 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 @click.option("--explain", "explains", is_flag=True,
               help="Where they differ, dump both sides and name the op.")  # fmt: skip
 def command(
-    factory: str | None, backend: str, backward: bool, reference: Any, checker: str,
-    explains: bool, **tolerances: float | None,
+    factory: str | None, backend: str, config: tuple[str, ...], backward: bool, reference: Any,
+    checker: str, explains: bool, **tolerances: float | None,
 ) -> int:  # fmt: skip
     """Compile a model with torch.compile, run both on the same inputs, and compare every value.
 
@@ -38,15 +41,17 @@ def command(
 
     from dumpcmp.explaining import explain
     from dumpcmp.judge import checker_named
-    from dumpcmp.taps.modes.boundary import backend_named
+    from dumpcmp.pytorch.inductor_options import parse_options
+    from dumpcmp.taps.modes.boundary import backend_named, with_options
     from dumpcmp.verifying import NEXT, VerifyConfig, report_on
 
-    config = VerifyConfig(
+    checks = VerifyConfig(
         value_checker=checker_named(checker, tolerances), backward=backward, reference=reference
     )
     model, inputs = chosen_model(factory)
-    compiled = torch.compile(model, backend=backend_named(backend))
-    report = report_on(inputs, model, compiled, config)
+    compiler = with_options(backend_named(backend), backend, parse_options(config))
+    compiled = torch.compile(model, backend=compiler)
+    report = report_on(inputs, model, compiled, checks)
     click.echo(visible(report.text(), keep="\n"))
     if not report:
         told = repr(explain(inputs, model, compiled)) if explains else f"  {NEXT}"

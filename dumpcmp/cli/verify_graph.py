@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 @click.option("--outdir", required=True, type=PathOrUrl(file_okay=False, path_type=Path),
               help="For results.csv and summary.txt, and what has passed.")  # fmt: skip
 @partition_options
+@click.option("--partial", is_flag=True,
+              help="Nodes that cannot be verified are known, and no trouble.")  # fmt: skip
 @sharing_options
 def command(graph: Path, outdir: Path, **options: Any) -> int:
     """Verify every op of a graph: alone, and in every legal partition, forward and backward.
 
     A second run with the same OUTDIR skips the ops that passed. Exit 0: no partition differs,
-    1: one does, 2: trouble, or nothing could be verified.
+    1: one does, 2: trouble, or a node that computes something could not be verified.
     """
     from rich.markup import escape
     from rich.progress import Progress

@@ -47,4 +47,4 @@ def command(file: Path, out: Path | None, **options: Any) -> int:
     if out:
         with written_there(out) as local:
             local.write_text(findings.to_csv())
-    return 0 if findings else findings.exit_code or 2
+    return findings.exit_code

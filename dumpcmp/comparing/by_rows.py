@@ -131,7 +131,7 @@ class RowComparison:
         pairs, ours, theirs = self.effects.weights.with_ends(pairs, ours, theirs, self.counting)
         ways = Ways.of(ours.listing, theirs.listing, shortcuts)
         work = lay_out(pairs, ours, theirs, span.finer, ways, rule.closeness)
-        work = placed(asking(work, self.metrics), self.device)
+        work = placed(asking(work, self.metrics, ours.listing), self.device)
         tell = span.telling(progress, self.nbytes)
         work, measured = measure_all(work, workers, tell)
         nbytes = sum(job.nbytes for job in work.values())

@@ -7,17 +7,20 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from dumpcmp.align.listing import Listing
 from dumpcmp.comparing.laying import Job, Task
 from dumpcmp.measure.divergence import kl_divergence
 from dumpcmp.nouns.errors import SelectionError
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.options import load
 from dumpcmp.nouns.row import Measured, Own, Pair
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import Kind, Value, dtype_named
 from dumpcmp.summary.packing import named
 
 OwnMetric = Callable[[Any, Any], object]  # takes golden's array and the target's
-_OURS = {"kl_divergence": kl_divergence}
+_KL = "kl_divergence"
+_OURS = {_KL: kl_divergence}
+WIDE_AS_LOGITS = 16  # elements of a row of the model's result, of which the divergence is told
 
 
 def loadable(names: Iterable[str]) -> tuple[str, ...]:
@@ -28,14 +31,33 @@ def loadable(names: Iterable[str]) -> tuple[str, ...]:
     return wanted
 
 
-def asking(work: Mapping[Pair, Job], wanted: tuple[str, ...]) -> dict[Pair, Job]:
-    """`work`, each task with the metrics that are asked for."""
-    if not wanted:
-        return dict(work)
-    return {
-        pair: replace(task, own=wanted) if isinstance(task, Task) else task
-        for pair, task in work.items()
-    }
+def asking(
+    work: Mapping[Pair, Job], wanted: tuple[str, ...], golden: Listing | None = None
+) -> dict[Pair, Job]:
+    """`work`, each task with the metrics that are asked for.
+
+    What may be logits, which nobody need ask for, is held by their divergence as well.
+    """
+    results = (
+        {golden.first(key) for key in golden.values if key.op == ROOT and key.slot.is_output}
+        if golden
+        else set()
+    )
+    found = dict(work)
+    for pair, task in work.items():
+        if isinstance(task, Task):
+            is_wanted = pair.golden in results and _KL not in wanted and _may_be_logits(task)
+            own = (*wanted, _KL) if is_wanted else wanted
+            found[pair] = replace(task, own=own) if own else task
+    return found
+
+
+def _may_be_logits(task: Task) -> bool:
+    """Whether a result is wide enough for logits, and its elements are there."""
+    first = task.golden.first
+    is_held = not (task.golden.is_summarised or task.target.is_summarised)
+    is_wide = bool(first.shape) and first.shape[-1] >= WIDE_AS_LOGITS
+    return is_held and is_wide and dtype_named(first.dtype).kind is Kind.FLOAT
 
 
 @lru_cache

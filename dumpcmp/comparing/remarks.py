@@ -29,6 +29,9 @@ def missing_of(name: str, side: OpenRun) -> Iterator[str]:
     for rank, facts in side.archive.run.items():
         if error := facts.get("run", {}).get("error"):
             yield f"{name}: rank {rank}: the program raised {error}"
+        if numbers := facts.get("run", {}).get("numbers"):
+            kept = ", ".join(map(str, numbers))
+            yield f"{name}: rank {rank}: of tensors {kept} alone was kept, which shows no equality"
         if unseen := facts.get("run", {}).get("unseen_replays"):
             replays = counted(unseen, "replay of CUDA graphs is", "replays of CUDA graphs are")
             yield f"{name}: rank {rank}: {replays} not recorded"

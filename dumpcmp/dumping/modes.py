@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -13,8 +13,9 @@ from torch import nn
 from dumpcmp.archive.stores.urls import place
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.selection import Tap
+from dumpcmp.pytorch.inductor_options import check_inductor
 from dumpcmp.pytorch.names import check_names
-from dumpcmp.taps.inductor.switches import Switches, read_switches
+from dumpcmp.taps.inductor.switches import Switches, read_switches, switched_off
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.recorder import Recorder
 
@@ -51,7 +52,8 @@ class Compiled(PlainMode):
 
     `fusion` off gives every op a kernel of its own, `realize` has every op store its result, and
     `twin` runs each graph again to see inside of fused kernels. `fusion_switch` is a file that
-    turns single fusions off; ``dumpcmp fusions`` lists them.
+    turns single fusions off, and `fusion_off` names such; ``dumpcmp fusions`` lists them. `config`
+    has options of Inductor, as torch.compile takes them.
     """
 
     name: str = field(default="compiled", init=False)
@@ -59,19 +61,24 @@ class Compiled(PlainMode):
     realize: bool = False
     twin: bool = True
     fusion_switch: str | Path | None = None
+    fusion_off: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def options(self) -> dict[str, Any]:
         switches = self._switches()
         fusion = self.fusion and (switches is None or switches.kernels)
         twin = self.twin and fusion and not self.realize  # else no kernel hides anything
-        given = {"fusion": fusion, "realize": self.realize, "twin": twin}
-        return given | ({"switches": switches} if switches else {})
+        given: dict[str, Any] = {"fusion": fusion, "realize": self.realize, "twin": twin}
+        given |= {"switches": switches} if switches else {}
+        if self.config:
+            check_inductor(self.config)
+            given["config"] = dict(self.config)
+        return given
 
     def _switches(self) -> Switches | None:
-        if self.fusion_switch is None:
-            return None
-        return read_switches(place(self.fusion_switch))
+        read = None if self.fusion_switch is None else read_switches(place(self.fusion_switch))
+        return switched_off(self.fusion_off, read or Switches()) if self.fusion_off else read
 
     def facts(self) -> dict[str, Any]:
         told = self.options
@@ -86,10 +93,11 @@ class Boundary(PlainMode):
 
     name: str = field(default="boundary", init=False)
     backend: str | Callable[..., Any]
+    config: Mapping[str, Any] = field(default_factory=dict)  # as torch.compile's `options`
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"backend": self.backend}
+        return {"backend": self.backend} | ({"config": dict(self.config)} if self.config else {})
 
 
 def parse_mode(mode: str | PlainMode) -> PlainMode:
@@ -104,25 +112,30 @@ def mode_with(
     twin: bool = True,
     backend: str | None = None,
     fusion_switch: Path | None = None,
+    fusion_off: tuple[str, ...] = (),
+    config: Mapping[str, Any] | None = None,
 ) -> PlainMode:
     """The mode called `name` with its options; those of other modes must have been left alone."""
     if name not in _HOMES:
         valid = ", ".join(_HOMES)
         raise SelectionError(f"--mode {name!r} is not known", hint=f"valid are: {valid}")
-    if name != "compiled" and (realize or not fusion or not twin or fusion_switch):
+    if name != "compiled" and (realize or not fusion or not twin or fusion_switch or fusion_off):
         option = "--realize" if realize else "--no-twin" if fusion else "--fusion off"
-        option = "--fusion-switch" if fusion_switch else option
+        option = "--fusion-switch" if fusion_switch else "--fusion-off" if fusion_off else option
         raise SelectionError(f"{option} says nothing to --mode {name}", hint="use --mode compiled")
     if name != "boundary" and backend is not None:
         raise SelectionError("--backend is for --mode boundary", hint="use --mode boundary")
     if name == "compiled":
-        return Compiled(fusion, realize, twin, fusion_switch)
+        return Compiled(fusion, realize, twin, fusion_switch, fusion_off, config or {})
+    if config and name != "boundary":
+        hint = "use --mode compiled or boundary"
+        raise SelectionError(f"--option says nothing to --mode {name}", hint=hint)
     if name != "boundary":
         return PlainMode(name)
     if backend is None:
         hint = "add --backend aot_eager; in Python, mode=dumpcmp.Boundary('aot_eager')"
         raise SelectionError("--mode boundary needs a backend", hint=hint)
-    return Boundary(backend)
+    return Boundary(backend, config or {})
 
 
 def check_mode(mode: PlainMode, tap: Tap, dtype: str | None) -> list[str]:

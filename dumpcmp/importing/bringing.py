@@ -7,7 +7,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dumpcmp.archive.copies import spool_room
@@ -95,7 +95,7 @@ def import_dump(
         tasks = list(planned(titled, root, found.format, model))
         _check_room(root, sum(value.nbytes for value, _ in titled))
         facts = {"mode": "import", "tool": found.format, "source": str(source),
-                 "versions": {"dumpcmp": __version__}}  # fmt: skip
+                 "versions": {"dumpcmp": __version__}, "numbers": found.numbers}  # fmt: skip
         ranks = sorted({task.place.rank for task in tasks})
         world_size = tasks[0].place.world_size
         run = StraightRun.begin(root, world_size, dict.fromkeys(ranks, facts), overwrite=overwrite)
@@ -167,15 +167,18 @@ def _check_room(root: Path, nbytes: int) -> None:
 
 def planned(titled: Sequence[Titled], root: Path, format: str, model: str) -> Iterator[ImportTask]:
     """The parts of the archive, each of bounded bytes."""
-    steps: dict[tuple[int, int], list[Titled]] = {}
+    steps: dict[tuple[int, str, int], list[Titled]] = {}
     for value, title in titled:
-        steps.setdefault((title.rank, title.step), []).append((value, title))
-    world_size = 1 + max(rank for rank, _ in steps)
-    for (rank, step), values in sorted(steps.items()):
-        calls, records = _recorded(values, model)
+        steps.setdefault((title.rank, title.model or model, title.step), []).append((value, title))
+    world_size = 1 + max(rank for rank, _, _ in steps)
+    for (rank, name, step), values in sorted(steps.items()):
+        calls, records = _recorded(values, name)
+        fused = [site for site, call in calls.items() if call.kernel]  # which may have no values
         for number, portion in enumerate(_cut(records)):
-            at = PartPlace(root, rank, world_size, model, step, number)
+            at = PartPlace(root, rank, world_size, name, step, number)
+            sites: dict[tuple[str, int], None]
             sites = dict.fromkeys((record.key.op, record.key.call) for _, record in portion)
+            sites |= dict.fromkeys(fused[: 0 if number else None])
             yield ImportTask(at, format, tuple(calls[site] for site in sites), portion)
 
 
@@ -194,8 +197,10 @@ def _recorded(values: Sequence[Titled], model: str) -> tuple[Sites, list[tuple[F
             raise _called_twice(key, seen[key], value)
         seen[key] = value
         site = (key.op, key.call)
-        if site not in calls:
-            calls[site] = _call(key, title, len(calls))
+        for op in title.inside or (title.op,):
+            if (op, key.call) not in calls:
+                at = replace(key, op=Op(op))
+                calls[op, key.call] = _call(at, title, len(calls))
         records.append((value, _record(key, calls[site].order, value, title)))
     return calls, records
 
@@ -205,7 +210,10 @@ def _order(at: int, titled: Titled) -> int:
 
 
 def _call(key: Key, title: Title, order: int) -> Call:
-    return Call(key.model, key.step, Op(key.op), key.call, order, title.target, phase=title.phase)
+    return Call(
+        key.model, key.step, Op(key.op), key.call, order, title.target, phase=title.phase,
+        kernel=title.kernel,
+    )  # fmt: skip
 
 
 def _record(key: Key, order: int, value: Foreign, title: Title) -> Record:

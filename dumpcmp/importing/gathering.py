@@ -22,12 +22,21 @@ from dumpcmp.importing.foreign import (
     check_regular,
     in_natural_order,
 )
+from dumpcmp.importing.fx_file import ConvertedGeFile, FxFile
+from dumpcmp.importing.ge_file import GeFile
 from dumpcmp.importing.msprobe import CONSTRUCT, DUMP, TENSORS, MsprobeRank
 from dumpcmp.importing.numpy_file import NpyFile, NpzFile
 from dumpcmp.importing.safetensors_file import SafetensorsFile
 from dumpcmp.importing.sglang import is_sglang, sglang_title
 from dumpcmp.importing.titles import Title, by_custom, by_pattern
 from dumpcmp.importing.torch_file import TorchFile
+from dumpcmp.importing.torchair import (
+    converted_to,
+    graph_texts,
+    is_fx,
+    is_torchair,
+    torchair_titles,
+)
 from dumpcmp.nouns.errors import ArchiveError, SelectionError
 
 _KINDS: dict[str, type[ForeignFile]] = {
@@ -46,6 +55,7 @@ FORMATS: dict[str, tuple[str, ...]] = {  # what each reads, by suffix
     "torch": (".pt", ".pth", ".bin"),
     "msprobe": (".pt",),
     "sglang": (".pt",),
+    "torchair": (".npy", ".npz", ".bin"),
 }
 _PER_FILE = 1 << 20  # bytes that listing a file counts as, of a batch
 
@@ -60,6 +70,13 @@ class SourceFiles:
     format: str
     names: tuple[str, ...]  # from the root
     left_out: tuple[str, ...] = ()  # of which nothing is taken
+    texts: tuple[str, ...] = ()  # of graphs, which say what values are called
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """What numbers are there in place of tensors, such as ``min_max``."""
+        found = {converted_to(name) for name in self.names} if self.format == "torchair" else set()
+        return tuple(sorted(found - {""}))
 
 
 def find(source: Path, format: str, globs: Sequence[str] = ()) -> SourceFiles:
@@ -77,15 +94,22 @@ def find(source: Path, format: str, globs: Sequence[str] = ()) -> SourceFiles:
     own = [name for name in names if not (source / name).is_symlink()]
     chosen = [name for name in own if not globs or _fits(name, globs)]
     format = _recognised(chosen) if format == "auto" else format
-    taken = tuple(name for name in chosen if name.endswith(FORMATS[format]))
+    taken = tuple(name for name in chosen if _is_of(format, name))
     told = (DUMP, CONSTRUCT) if format == "msprobe" else ()
     rest = (name for name in names if not name.endswith(told or ("\0",)))
+    texts = graph_texts(own) if format == "torchair" else ()
     links = set(names).difference(own)
     left_out = (
         f"{name} (a symbolic link, which is not followed)" if name in links else name
-        for name in sorted(set(rest) - set(taken))
+        for name in sorted(set(rest) - set(taken) - set(texts))
     )
-    return SourceFiles(source, format, taken, tuple(left_out))
+    return SourceFiles(source, format, taken, tuple(left_out), texts)
+
+
+def _is_of(format: str, name: str) -> bool:
+    if format == "torchair":
+        return is_torchair(name)
+    return name.endswith(FORMATS[format])
 
 
 def _one_file(source: Path, format: str) -> SourceFiles:
@@ -115,14 +139,24 @@ def _recognised(names: Sequence[str]) -> str:
         return "msprobe"
     if any(name.endswith(".pt") and is_sglang(name) for name in names):
         return "sglang"
+    if any(map(is_torchair, names)):
+        return "torchair"
     return "auto"
 
 
 def opened(path: Path, format: str) -> ForeignFile:
     """The file at `path`, to be read in a ``with`` block."""
     check_regular(path)
+    if format == "torchair":
+        return _of_torchair(path)
     suffix = path.suffix if path.suffix in FORMATS[format] else FORMATS[format][0]
     return _KINDS[suffix](path)
+
+
+def _of_torchair(path: Path) -> ForeignFile:
+    if is_fx(path.name):
+        return FxFile(path)
+    return (ConvertedGeFile if converted_to(path.name) else GeFile)(path)
 
 
 def list_files(format: str, paths: Sequence[Path]) -> list[Listed]:
@@ -150,6 +184,8 @@ def gather(found: SourceFiles, pattern: str | None, workers: Executor) -> list[T
         return _of_msprobe(found, listed)
     if found.format == "sglang":
         return _of_sglang(found, listed)
+    if found.format == "torchair":
+        return torchair_titles(found.root, found.names, listed, found.texts)
     without_path = _by_title(found, listed, by_custom)
     if _is_unique(without_path):
         return without_path

@@ -38,6 +38,9 @@ class Title:
     target: str = ""
     phase: Phase = Phase.FORWARD
     layout: str = ""
+    model: str = ""  # as the import calls it, where nothing is said
+    kernel: str = ""  # that computed several ops in one
+    inside: tuple[str, ...] = ()  # those ops, of which it gives what the last gives
 
 
 Titling = Callable[[str, str], Title]  # of a file's path and a name in it

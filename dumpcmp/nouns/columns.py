@@ -54,6 +54,21 @@ def _place(row: Row) -> str | None:
     return None if row.metrics is None or row.metrics.equal else str(list(row.metrics.worst))
 
 
+def _dtype(row: Row) -> str | None:
+    return _both(row.golden_dtype or None, row.target_dtype or None)
+
+
+def _shape(row: Row) -> str | None:
+    return _both(shape_text(row.golden_shape), shape_text(row.target_shape))
+
+
+def _both(golden: str | None, target: str | None) -> str | None:
+    """What both sides have, or each has."""
+    if golden is None or target is None or golden == target:
+        return target if golden is None else golden
+    return f"{golden} | {target}"
+
+
 def _how_known(row: Row) -> str | None:
     if row.metrics is None:
         return None
@@ -93,16 +108,22 @@ def _noise(row: Row) -> float | None:
 
 
 COLUMNS: tuple[Column, ...] = (
-    _column("model", "name of the root module", "key.model"),
     _column("token", "step: the nth call of the model, from 0", "key.step"),
     _column("op", "module path, or module path/function", "key.op"),
+    _column("verdict", "PASS, FAIL, UNPAIRED, SHAPE, ...", "verdict.value"),
+    _metric("cosine", "cosine of the angle between golden and mine"),
+    _metric("max_abs_diff", "largest |mine - golden|"),
+    _metric("max_rel_err", "largest |mine - golden| / (|golden| + rms of golden)"),
+    _metric("rel_l2", "norm of mine - golden over the norm of golden"),
+    Column("dtype", "element type: golden's, and mine where it is another", _dtype),
+    Column("shape", "shape: golden's, and mine where it is another", _shape),
+    _column("reason", "why the verdict is not PASS", "reason"),
+    _column("model", "name of the root module", "key.model"),
     _column("call", "nth call of the op, from 0", "key.call"),
     _column("slot", "which value of the call: input.0, output.0, ...", "key.slot"),
-    _column("verdict", "PASS, FAIL, UNPAIRED, SHAPE, ...", "verdict.value"),
     _column("root", "True where a divergence began", "root"),
     Column("cause", "the root that this row inherits from",
            lambda row: str(row.cause) if row.cause else ""),
-    _column("reason", "why the verdict is not PASS", "reason"),
     Column("origin", "where a difference comes from: equal, introduced, inherited, amplified, "
            "flipped, unknown", attrgetter("origin.value")),
     _column("introduced", "rel_l2 of mine against the op in float64 on what mine was given",
@@ -119,16 +140,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("score_noise", "of a flip: how far apart both sides' scores are in that row", _noise),
     Column("touched_rows", "rows that are another computation after a flip; the numbers are of "
            "the others", lambda row: row.touched.num_touched if row.touched else None),
-    _metric("cosine", "cosine of the angle between golden and mine"),
     Column("zero", "True where both sides are zero everywhere, and their cosine 1 for that alone",
            lambda row: row.is_zero),
-    _metric("max_abs_diff", "largest |mine - golden|"),
     Column("worst", "index of the element with max_abs_diff", _place),
-    _metric("max_rel_err", "largest |mine - golden| / (|golden| + rms of golden)"),
     _metric("mean_rel_err", "mean of |mine - golden| / (|golden| + rms of golden)"),
     _metric("mean_rel_err_plain", "mean of |mine - golden| / |golden|, 0 at golden zeros"),
     _metric("max_rel_err_plain", "largest |mine - golden| / |golden|; inf at golden zeros"),
-    _metric("rel_l2", "norm of mine - golden over the norm of golden"),
     _column("tolerance", "the rel_l2 that was admissible, where that was the rule",
             "judgement.limit"),
     _metric("cosine_distance", "1 - cosine, from the differences, so that it keeps its digits"),
@@ -177,6 +194,7 @@ COLUMNS: tuple[Column, ...] = (
 )  # fmt: skip
 
 
+READ_FIRST = 10  # columns that a reader looks at first: a table has them even if they are empty
 _NAMES = tuple(column.name for column in COLUMNS)
 _HOLDERS = tuple(dict.fromkeys(column.holder for column in COLUMNS if column.holder))
 _ALONE = tuple(at for at, column in enumerate(COLUMNS) if not column.holder)

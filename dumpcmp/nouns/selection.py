@@ -11,8 +11,12 @@ from typing import TypedDict, TypeVar
 
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.key import ROOT, Key, Op
+from dumpcmp.nouns.op_names import plain_name
 
 _SPAN = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
+_WORD = re.compile(r"[A-Za-z_]\w*")  # no path and no glob: what an op is called anywhere
+_NUMBERED = re.compile(r"(.+?)_\d+")  # a node of a graph, after the first of its name
+_DIMS = re.compile(r"\dd$")
 _Words = TypeVar("_Words", bound=StrEnum)
 
 
@@ -36,7 +40,7 @@ class Tap:
     """Which values are recorded. An empty selection of steps or layers selects all of them."""
 
     steps: tuple[range, ...] = ()
-    layers: tuple[str, ...] = ()  # globs over ops: "layers.*.attn*"
+    layers: tuple[str, ...] = ()  # globs over ops: "layers.*.attn*"; names of functions: "Add"
     io: Io = Io.ALL
     backward: bool = False
     weights: bool = False
@@ -128,7 +132,7 @@ def _span(word: str) -> range:
 
 
 def parse_layers(layers: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Check globs over ops such as ``layers.*.attn*``; None selects all."""
+    """Check globs over ops, such as ``layers.*.attn*``, and names of functions; None is all."""
     globs = (layers,) if isinstance(layers, str) else tuple(layers or ())
     for glob in globs:
         if not isinstance(glob, str) or not glob.strip():
@@ -152,7 +156,29 @@ def _matches(op: str, globs: tuple[str, ...]) -> bool:
     plain = Op(op).plain
     names = (plain, plain.scope)
     matched = any(fnmatch.fnmatchcase(name, glob) for name in names for glob in globs)
-    return matched or any(plain.is_inside(Op(path)) for path in globs if path != ROOT)
+    if matched or any(plain.is_inside(Op(path)) for path in globs if path != ROOT):
+        return True
+    return any(_WORD.fullmatch(glob) and _is_called(plain, glob) for glob in globs)
+
+
+def _is_called(op: Op, word: str) -> bool:
+    """Whether `word` names the function of `op`, or the node that a graph has for it.
+
+    ``Add`` and ``add_1`` name ``add``, ``LayerNorm`` names ``layer_norm``, ``Conv`` any
+    convolution, and ``layers_0_attn`` the module ``layers.0.attn``.
+    """
+    if op.is_module:
+        return op.replace(".", "_").lower() == word.lower()
+    numbered = _NUMBERED.fullmatch(word)
+    words = {_bare(word), _bare(numbered[1])} if numbered else {_bare(word)}
+    names = {_bare(op.function), _bare(plain_name(op.function))}
+    kinds = {_DIMS.sub("", name) for name in names}
+    return bool(words & (names | kinds) or {_DIMS.sub("", each) for each in words} & names)
+
+
+def _bare(name: str) -> str:
+    """A name without what spellings of it differ by."""
+    return name.lower().replace("_", "")
 
 
 def names_key(key: Key, glob: str) -> bool:
@@ -165,10 +191,15 @@ def names_key(key: Key, glob: str) -> bool:
 def closest(glob: str, ops: Collection[str]) -> list[str]:
     """Up to three of `ops` whose names are most like `glob`."""
     names = sorted({Op(op).plain for op in ops})
-    wanted = glob.replace("*", "")
-    within = [name for name in names if wanted and wanted in name]
-    near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.3)
-    return list(dict.fromkeys([*within[:3], *near]))[:3]
+    wanted = glob.replace("*", "").lower()
+    within = [name for name in names if wanted and wanted in name.lower()]
+    spelled_as: dict[str, str] = {}  # whole names, and those of their functions, by small letters
+    for name in names:
+        spelled_as.setdefault(name.lower(), name)
+        if name.function:
+            spelled_as.setdefault(name.function.lower(), name)
+    near = difflib.get_close_matches(wanted, spelled_as, n=3, cutoff=0.3)
+    return list(dict.fromkeys([*within[:3], *(spelled_as[each] for each in near)]))[:3]
 
 
 def spelled(span: range) -> str:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning.call import Candidate, call_of
 from dumpcmp.partitioning.checking import Settings, check_op
 from dumpcmp.partitioning.configuration import PartitionConfig, PartitionError
 from dumpcmp.partitioning.crews import opened
-from dumpcmp.partitioning.findings import Findings
+from dumpcmp.partitioning.findings import Findings, is_verified
 from dumpcmp.partitioning.parts import Runner
 from dumpcmp.pytorch.names import check_names
 
@@ -44,21 +45,23 @@ def gathering(**options: Any) -> Iterator[Gathered]:
         _LISTENER.reset(token)
 
 
-def verify_partition_options(config: PartitionConfig, **options: Any) -> bool:
+def verify_partition_options(config: PartitionConfig, **options: Any) -> Findings:
     """Whether the op, and every partition of it in `config`, gives what the op alone gives.
 
-    Takes the options of `check_partition_options`, which returns the reasons as well; here they
-    go to the log ``dumpcmp.partitioning``, failures as warnings.
+    What it returns is true if all were verified and agree. If not, its `exit_code` tells apart what
+    differs (1) from what could not be verified (2: SKIPPED or INCONCLUSIVE), and its rows say why;
+    so does the log ``dumpcmp.partitioning``, which warns of each. Takes the options of
+    `check_partition_options`, and is heard by ``dumpcmp verify-op``.
     """
     listener = _LISTENER.get()
     defaults = listener.options if listener else {}
     findings = check_partition_options(config, **{**defaults, **options})
     for row in findings.rows:
-        _log.log(logging.WARNING if row.verdict.fails else logging.INFO, "%s", row)
+        _log.log(logging.INFO if row.verdict is Verdict.PASS else logging.WARNING, "%s", row)
     if listener:
         listener.configs.append(config)
         listener.findings.append(findings)
-    return bool(findings)
+    return findings
 
 
 def check_partition_options(
@@ -92,7 +95,8 @@ def check_partition_options(
     )
     with opened(backend, timeout) if isinstance(backend, str) else nullcontext(backend) as runner:
         rows = tuple(check_op(candidate, runner, Settings(num, seed, device)))
-    return Findings(rows, 1, 1, int(bool(rows[0].annotation)))
+    num_unverified = int(not is_verified(rows))
+    return Findings(rows, 1, 1, int(bool(rows[0].annotation)), num_unverified=num_unverified)
 
 
 def verify_file(path: Path, *, backend: str, timeout: float = 300.0, **options: Any) -> Findings:

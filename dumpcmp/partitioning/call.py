@@ -1,5 +1,6 @@
 """Calls of ops as plain values: what runs, which arguments are tensors, what is to be verified."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -103,6 +104,9 @@ def rebuilt(value: Any, inside: Callable[[Any], Any]) -> Any:
             return (list if isinstance(value, list) else tuple)(map(inside, value))
         case dict():
             return {key: inside(item) for key, item in value.items()}
+        case functools.partial():
+            given = inside(list(value.args)), inside(dict(value.keywords))
+            return functools.partial(inside(value.func), *given[0], **given[1])
         case _:
             return value
 
@@ -155,6 +159,12 @@ def spoken(value: Any) -> str:
             return f"slice({spoken(value.start)}, {spoken(value.stop)}, {spoken(value.step)})"
         case str():
             return repr(value)
+        case functools.partial():
+            return f"partial{spoken((value.func, value.args, list(value.keywords.items())))}"
+        case _ if callable(value) and hasattr(value, "__qualname__"):
+            return (
+                f"{value.__module__}.{value.__qualname__}"  # where it lies in memory says nothing
+            )
         case _:
             return str(value)
 

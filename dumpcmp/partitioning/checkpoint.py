@@ -7,9 +7,11 @@ nothing. Ops are run only if our table or the user's registrations know them.
 
 import io
 import pickle
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -20,6 +22,7 @@ import torch
 from dumpcmp.partitioning.call import Candidate, OpCall, rebuilt, shape_of
 from dumpcmp.partitioning.configuration import PartitionError, TensorInfo
 from dumpcmp.partitioning.opening import read_plain
+from dumpcmp.partitioning.signature import function_of
 from dumpcmp.partitioning.table import is_known
 
 
@@ -61,14 +64,64 @@ class Maker(Husk):
         return type("Husk", (Husk,), {"home": f"dill.{_text(name)}"})
 
 
-_BUILTINS = (slice, set, frozenset, list, dict, tuple, complex)
-_MAKERS = ("_create_namedtuple", "_create_type", "_load_type")
+class PartialHusk(Husk):
+    """What is left of a function with some of its arguments, which is not called here either."""
+
+    home = "functools.partial"
+    parts: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: Any) -> None:
+        self.parts = state[:3] if isinstance(state, tuple) else ()  # function, args, keywords
+
+
+def _ready_made(_kind: Any = None, function: Any = None, args: Any = (), words: Any = None) -> Husk:
+    """The partial that some versions of dill make in one call."""
+    husk = PartialHusk(function)
+    husk.parts = function, args, words or {}
+    return husk
+
+
+def _load_type(name: Any = "", *_rest: Any) -> Any:
+    """A type by dill's name for it: the real one where making it runs nothing, else a Husk's."""
+    if _text(name) in ("PartialType", "partial"):
+        return PartialHusk
+    return _TYPES.get(_text(name)) or Maker(name)
+
+
+def _read_repr(text: Any = "", *_rest: Any) -> Any:
+    """What dill would evaluate: constants, and ranges of numbers, are read; nothing else is."""
+    if _text(text) in _CONSTANTS:
+        return _CONSTANTS[_text(text)]
+    if found := _RANGE.fullmatch(_text(text)):
+        return range(*map(int, filter(None, found.groups())))
+    return Maker("an expression")()
+
+
+def _layout(name: Any = "", *_rest: Any) -> Any:
+    """A memory layout of torch, such as ``torch.strided``."""
+    found = getattr(torch, _text(name).removeprefix("torch."), None)
+    return found if isinstance(found, torch.layout) else Maker(name)()
+
+
+_BUILTINS = (slice, set, frozenset, list, dict, tuple, complex, range)
+_TYPES = {kind.__name__: kind for kind in _BUILTINS}
+_WORDS = {kind.__name__: kind for kind in (bool, int, float, str)}  # types as arguments
+_CONSTANTS = {"Ellipsis": ..., "NotImplemented": NotImplemented, "None": None}
+_RANGE = re.compile(r"range\((-?\d{1,18}), (-?\d{1,18})(?:, (-?\d{1,18}))?\)")
+_COUNTED = (list, tuple, dict, set, frozenset, str, bytes, range)  # what a call may copy
+_MAKERS = ("_create_namedtuple", "_create_type")
 _HARMLESS = {
     ("torch", "Size"): torch.Size,
     ("collections", "OrderedDict"): OrderedDict,
     ("builtins", "Ellipsis"): ...,
     **{("builtins", kind.__name__): kind for kind in _BUILTINS},
     **{("dill._dill", name): Maker for name in _MAKERS},
+    ("dill._dill", "_load_type"): _load_type,
+    ("dill._dill", "_eval_repr"): _read_repr,
+    ("dill._dill", "_create_ftype"): _ready_made,
+    ("functools", "partial"): PartialHusk,
+    ("torch", "device"): torch.device,
+    ("torch.serialization", "_get_layout"): _layout,
 }
 _LARGEST = 1 << 28  # bytes of a graph; it holds shapes, and small tensors at most
 _MOST = 1_000_000  # ops, elements of an argument, elements that calls copy
@@ -116,7 +169,7 @@ class InertUnpickler(pickle._Unpickler):
     def _call(self) -> None:
         """Copies are counted; what a set or a dict is made from becomes keys."""
         for given in self.stack[-1]:
-            if isinstance(given, list | tuple | dict | set | frozenset | str | bytes):
+            if isinstance(given, _COUNTED):
                 self.copied += len(given)
             if self.copied > _MOST:
                 raise PartitionError("calls in the graph copy too much")
@@ -243,6 +296,10 @@ def _plain(value: Any, budget: Iterator[int], depth: int = 0) -> Any:
     """An argument: tensors as their shapes, other traced objects as their values."""
     if next(budget) > _MOST or depth > _DEEPEST:
         raise PartitionError("cannot read an argument that is nested without end")
+    if isinstance(value, type) and issubclass(value, Husk):
+        return _named_thing(value.home)
+    if isinstance(value, PartialHusk):
+        return _partial(value, budget, depth)
     if isinstance(value, Husk):
         state = value.__dict__
         if "_shape" in state:
@@ -251,6 +308,29 @@ def _plain(value: Any, budget: Iterator[int], depth: int = 0) -> Any:
             return _plain(state["_value"], budget, depth + 1)
         raise PartitionError(f"cannot read an argument that was a {_text(value.home)}")
     return rebuilt(value, lambda inside: _plain(inside, budget, depth + 1))
+
+
+def _partial(husk: PartialHusk, budget: Iterator[int], depth: int) -> Any:
+    function, args, words = husk.parts if len(husk.parts) == 3 else (None, (), {})
+    found = _plain(function, budget, depth + 1)
+    if not callable(found) or not isinstance(args, tuple) or not isinstance(words, dict):
+        raise PartitionError("cannot read an argument that was a partial function")
+    given = [_plain(each, budget, depth + 1) for each in args]
+    named = {_text(name): _plain(each, budget, depth + 1) for name, each in words.items()}
+    return partial(found, *given, **named)
+
+
+def _named_thing(home: str) -> Any:
+    """The function or type that an argument is, where it is one that may run."""
+    name = home.rpartition(".")[2]
+    if home in (f"dill.{name}", f"builtins.{name}") and name in _WORDS:
+        return _WORDS[name]
+    if not is_known(home):
+        raise PartitionError(
+            f"an argument is {home}, which is no function that we know: register_annotation lets "
+            "it run"
+        )
+    return function_of(OpCall(home)).run
 
 
 def _tensor(state: dict[str, Any]) -> TensorInfo:

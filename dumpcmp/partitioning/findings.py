@@ -59,6 +59,11 @@ class Finding:
         return ": ".join(filter(None, words))
 
 
+def is_verified(rows: Sequence[Finding]) -> bool:
+    """Whether an op and its partitions were tried, and each came to an answer."""
+    return not any(row.verdict in (Verdict.SKIPPED, Verdict.INCONCLUSIVE) for row in rows)
+
+
 COLUMNS = tuple(field.name for field in fields(Finding))
 
 
@@ -67,8 +72,9 @@ class Findings(Answer):
     """All rows of a verification, in the order of the ops.
 
     SKIPPED is an op that was not tried, since nobody knows how to split it or there is nothing to
-    split; INCONCLUSIVE one that was tried and proves nothing. Neither fails: `passed` is true if
-    something was verified and nothing failed. `bool(findings)` asks for more: every row is PASS.
+    split; INCONCLUSIVE one that was tried and proves nothing. Neither fails, and neither passes:
+    `passed` is true if every node that computes something was verified and nothing failed, or, of
+    findings that are `partial`, if something was. `bool(findings)` asks that every row is PASS.
     """
 
     rows: tuple[Finding, ...]
@@ -76,6 +82,8 @@ class Findings(Answer):
     num_compute: int = 0  # nodes that compute something from tensors
     num_annotated: int = 0  # of those, the ones whose partitions are known
     num_remembered: int = 0  # ops that passed in an earlier run and were not run again
+    num_unverified: int = 0  # nodes that compute something, and were not or not wholly verified
+    partial: bool = False  # that some were not is known, and meant
     COLUMNS = ("op", "idx", "dim", "num", "verdict", "slot", "max_abs_diff", "rule or reason")
 
     def __bool__(self) -> bool:
@@ -88,12 +96,15 @@ class Findings(Answer):
             self.num_compute + other.num_compute,
             self.num_annotated + other.num_annotated,
             self.num_remembered + other.num_remembered,
+            self.num_unverified + other.num_unverified,
+            self.partial or other.partial,
         )
 
     @property
     def exit_code(self) -> int:
-        """0 same, 1 different or refused, 2 trouble: nothing was verified."""
-        return 1 if self.failures else 0 if self.tally[Verdict.PASS] else 2
+        """0 same, 1 different or refused, 2 trouble: not everything was verified."""
+        is_left = self.num_unverified and not self.partial
+        return 1 if self.failures else 0 if self.tally[Verdict.PASS] and not is_left else 2
 
     @property
     def headline(self) -> str:
@@ -102,8 +113,11 @@ class Findings(Answer):
         if self.failures:
             rows, fail = counted(len(self.rows), "row"), plural(len(self.failures), "fails", "fail")
             return f"DIFFERENT: {len(self.failures)} of {rows} {fail} ({counts})"
-        if not self.passed:
+        if not self.tally[Verdict.PASS]:
             return f"TROUBLE: nothing was verified ({counts})"
+        if not self.passed:
+            nodes = counted(self.num_unverified, "node was", "nodes were")
+            return f"TROUBLE: {nodes} not verified ({counts})"
         left = "" if self else "; not everything was verified"
         return f"SAME: every partition that was verified agrees with the op alone{left} ({counts})"
 
@@ -161,6 +175,9 @@ class Findings(Answer):
             nodes = counted(self.num_compute, "compute node")
             known = f"annotated {self.num_annotated} of {nodes}"
             yield f"{known} ({share:.0f} %), {counted(len(single), 'different op')}"
+        if self.num_unverified:
+            nodes = counted(self.num_unverified, "compute node")
+            yield f"not verified, or not wholly: {nodes}{' (--partial)' if self.partial else ''}"
         if self.num_remembered:
             were = plural(self.num_remembered, "was", "were")
             ops = counted(self.num_remembered, "op")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
+from functools import partial as partially
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from dumpcmp.partitioning.checkpoint import read_checkpoint
 from dumpcmp.partitioning.configuration import PartitionError
 from dumpcmp.partitioning.crews import opened
 from dumpcmp.partitioning.exported import ops_of, read_exported
-from dumpcmp.partitioning.findings import Finding, Findings
+from dumpcmp.partitioning.findings import Finding, Findings, is_verified
 from dumpcmp.partitioning.parts import Runner
 from dumpcmp.partitioning.table import Registered, registered, restore
 from dumpcmp.partitioning.verified import Verified, key_of
@@ -39,14 +39,16 @@ def verify_graph(
     jobs: int = 1,
     executor: Workers | None = None,
     timeout: float = 300.0,
+    partial: bool = False,
     progress: Announce = lambda _done, _total, _rows: None,
 ) -> Findings:
     """Verify each different op of `graph`, alone and in every legal partition into `num` parts.
 
     `graph` is a ``torch.export`` program or its ``.pt2``, or nnScaler's ``graph.ckp``. Writes
     ``results.csv`` and ``summary.txt`` to `outdir`; ops that passed in an earlier run with the
-    same settings and versions are not run again. `jobs` processes, or the workers of an `executor`
-    as for `compare`, share the ops.
+    same settings and versions are not run again. A node that computes something and could not be
+    verified is trouble, unless `partial` says that this is known. `jobs` processes, or the workers
+    of an `executor` as for `compare`, share the ops.
     """
     if (jobs > 1 or executor is not None) and backend != "inprocess":
         hint = "use neither jobs nor an executor with them"
@@ -54,8 +56,9 @@ def verify_graph(
     check_names("verify-op")
     nodes = graph_of(graph)
     with written_there(outdir, with_old=True) as out:
-        return _verified(nodes, out, Settings(num, seed, device), backend, timeout, progress,
-                         partial(workers_of, executor, jobs))  # fmt: skip
+        found = _verified(nodes, out, Settings(num, seed, device), backend, timeout, progress,
+                          partially(workers_of, executor, jobs))  # fmt: skip
+    return replace(found, partial=partial)
 
 
 def _verified(
@@ -66,11 +69,13 @@ def _verified(
     out.mkdir(parents=True, exist_ok=True)
     candidates = list(merged(nodes))
     rows: list[Finding] = []
+    num_unverified = 0
     verified = Verified(out / "verified.jsonl")
     with opened(backend, timeout) as runner, engaged() as workers:
         found = _found(candidates, settings, backend, runner, verified, workers)
-        for done, new in enumerate(found, 1):
+        for done, (candidate, new) in enumerate(zip(candidates, found, strict=True), 1):
             rows += new
+            num_unverified += new[0].num_nodes * (candidate.computes and not is_verified(new))
             progress(done, len(candidates), new)
     findings = Findings(
         tuple(rows),
@@ -78,6 +83,7 @@ def _verified(
         sum(node.computes for node in nodes),
         sum(row.num_nodes for row in rows if row.idx is None and row.annotation),
         verified.num_asked,
+        num_unverified,
     )
     for name, text in (("results.csv", findings.to_csv()), ("summary.txt", findings.summary())):
         write_whole(out / name, text)
@@ -103,7 +109,7 @@ def _found(
     """The rows of each op in turn: known from before, or verified now."""
     keys = [key_of(candidate, settings, backend) for candidate in candidates]
     new = [c for c, key in zip(candidates, keys, strict=True) if key not in verified]
-    check = partial(_check, runner=runner, settings=settings, known=registered())
+    check = partially(_check, runner=runner, settings=settings, known=registered())
     results = run_each(check, new, workers, in_flight=2 * num_workers(workers) - 1)
     for candidate, key in zip(candidates, keys, strict=True):
         if key in verified:

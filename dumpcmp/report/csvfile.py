@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import TextIO
 
 from dumpcmp.nouns.columns import (
     COLUMNS,
+    READ_FIRST,
     TEXTS,
     Cell,
     headings,
@@ -22,32 +25,81 @@ from dumpcmp.nouns.columns import (
 )
 from dumpcmp.nouns.equal_rows import EqualRows, ValueFacts, facts_of
 from dumpcmp.nouns.files import replacing
+from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.outcome import Outcome
-from dumpcmp.nouns.row import Metrics, Row
+from dumpcmp.nouns.row import Metrics, Row, Verdict
 from dumpcmp.nouns.rows import Rows
 from dumpcmp.report.escaping import as_cell
 
 
-def write_csv(outcome: Outcome, path: Path) -> Path:
-    """Write one line for each row, in execution order."""
+def write_csv(
+    outcome: Outcome, path: Path, *, per_op: bool = False, all_columns: bool = True
+) -> Path:
+    """Write one line for each row, in execution order.
+
+    With `per_op`, one for each call of an op: that of its worst value. Without `all_columns`, those
+    that are empty in every line are left out.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        names = headings(outcome.rows)
-        writer = csv.writer(file)
-        writer.writerow(map(as_cell, names))
-        equals = _EqualLines(names[len(COLUMNS) :])
-        others = _Lines(names[len(COLUMNS) :])
-        for rows in outcome.rows.chunks() if isinstance(outcome.rows, Rows) else [outcome.rows]:
-            if isinstance(rows, EqualRows):
-                told = enumerate(rows.facts())
-                file.writelines(equals.line(rows, at, rows.step, facts) for at, facts in told)
-                continue
-            for at, row in enumerate(rows):
-                if (facts := facts_of(row)) is not None:
-                    file.write(equals.line(rows, at, row.key.step, facts))
-                else:
-                    file.write(others.line(row))
+    rows = worst_of_each(outcome.rows) if per_op else outcome.rows
+    with replacing(path) as draft:
+        with draft.open("w", newline="", encoding="utf-8") as file:
+            _write(rows, headings(outcome.rows), file)
+        if not all_columns:
+            _leave_out_empty(draft)
     return path
+
+
+def _write(rows: Sequence[Row], names: Sequence[str], file: TextIO) -> None:
+    csv.writer(file).writerow(map(as_cell, names))
+    equals = _EqualLines(names[len(COLUMNS) :])
+    others = _Lines(names[len(COLUMNS) :])
+    for some in rows.chunks() if isinstance(rows, Rows) else [rows]:
+        if isinstance(some, EqualRows):
+            told = enumerate(some.facts())
+            file.writelines(equals.line(some, at, some.step, facts) for at, facts in told)
+            continue
+        for at, row in enumerate(some):
+            if (facts := facts_of(row)) is not None:
+                file.write(equals.line(some, at, row.key.step, facts))
+            else:
+                file.write(others.line(row))
+
+
+def worst_of_each(rows: Iterable[Row]) -> list[Row]:
+    """Of each call of an op the row of its worst value: what fails, then what is farthest off."""
+    found: dict[Site, Row] = {}
+    for row in rows:
+        other = found.get(row.key.site)
+        if other is None or _badness(row) > _badness(other):
+            found[row.key.site] = row
+    return list(found.values())
+
+
+def _badness(row: Row) -> tuple[bool, bool, float, bool]:
+    """How bad a row is; between equals, what an op gives says more than what it was given."""
+    far = row.metrics.rel_l2 if row.metrics is not None else math.nan
+    is_open = row.verdict is not Verdict.PASS
+    is_output = not row.key.slot.is_input
+    return row.verdict.fails, is_open, 0.0 if math.isnan(far) else far, is_output
+
+
+def _leave_out_empty(draft: Path) -> None:
+    """Write the table once more, without columns that are empty in every line."""
+    with draft.open(newline="", encoding="utf-8") as file:
+        lines = csv.reader(file)
+        width = len(next(lines))
+        filled = {at for line in lines for at in range(width) if line[at]}
+    kept = [at for at in range(width) if at in filled or at < READ_FIRST]
+    if len(kept) == width:
+        return
+    narrow = draft.with_suffix(".narrow")
+    with (
+        draft.open(newline="", encoding="utf-8") as file,
+        narrow.open("w", newline="", encoding="utf-8") as other,
+    ):
+        csv.writer(other).writerows([line[at] for at in kept] for line in csv.reader(file))
+    narrow.replace(draft)
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +120,7 @@ class _EqualLines:
             line = self.known[kind] = _with_blanks(_in_csv(rows[at], self.own))
         shape = shape_text(sizes)
         return line % (
-            step, count, nans, nans, infs, infs, shape, shape,
+            step, shape, count, nans, nans, infs, infs, shape, shape,
             low, high, mean, norm, low, high, mean, norm,
         )  # fmt: skip
 
@@ -143,7 +195,11 @@ _MOST_KNOWN = 1 << 14  # lines with blanks
 _MOST_TOLD = 256  # Metrics: a value is handed on soon or not at all
 _COUNTS = ("token", "count", "golden_nan", "my_nan", "golden_inf", "my_inf")
 _EXTENT = ("shape", "min", "max", "mean", "norm")
-_FILLED_IN = {*_COUNTS, *(f"{side}_{name}" for side in ("golden", "my") for name in _EXTENT)}
+_FILLED_IN = {
+    *_COUNTS,
+    "shape",
+    *(f"{side}_{name}" for side in ("golden", "my") for name in _EXTENT),
+}
 _BLANKS = {at: one.name for at, one in enumerate(COLUMNS) if one.name in _FILLED_IN}
 
 _escaped = lru_cache(4096)(as_cell)  # the same names come again and again

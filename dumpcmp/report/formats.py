@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.nouns.errors import SelectionError
@@ -22,11 +23,14 @@ class ReportForm(NamedTuple):
     writer: str
     looks_closely: bool = False  # whether it shows closer looks at rows
 
-    def write(self, outcome: Outcome, path: Path) -> Path:
-        """Write `outcome`, into a store as well; what is needed for it is imported here."""
+    def write(self, outcome: Outcome, path: Path, **options: Any) -> Path:
+        """Write `outcome`, into a store as well; what is needed for it is imported here.
+
+        `options` are those of a table.
+        """
         module, _, name = self.writer.rpartition(".")
-        write: Callable[[Outcome, Path], Path] = getattr(
-            import_module(f"dumpcmp.report.{module}"), name
+        write: Callable[[Outcome, Path], Path] = partial(
+            getattr(import_module(f"dumpcmp.report.{module}"), name), **options
         )
         if isinstance(path, RemotePath):
             from dumpcmp.archive.copies import written_there

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.row import Judgement, Row, Verdict, void
+from dumpcmp.nouns.spoken import counted
 from dumpcmp.verifying.config import VerifyConfig, given
 from dumpcmp.verifying.isolate import Inputs
+from dumpcmp.verifying.leniency import Leniency, Lenient
 from dumpcmp.verifying.observe import Observation, named_outputs
 from dumpcmp.verifying.pairs import ABSENT, Sides, Way, paired, row_of
 from dumpcmp.verifying.report import Report
@@ -25,16 +27,21 @@ def same(
     config: VerifyConfig | None = None,
     *,
     depth: int | None = None,
+    log_error: Callable[..., None] | None = None,
+    **leniency: Unpack[Leniency],
 ) -> Report:
     """Hold `target` against `golden`, results of whatever ran; the Report is true if they agree.
 
     They are tensors and numbers, nested as you like, and are paired by path. `fp64_ref` is the same
     result in float64, which then decides. Without it rounding does, given how many ops lie before
-    the results: `depth`, or what autograd remembers of golden.
+    the results: `depth`, or what autograd remembers of golden. The other keywords are those of
+    torch's own ``same``, such as ``tol=1e-4``; none of them is on unless it is given. `log_error`
+    is called with a line for each failure.
 
         assert dumpcmp.same(expected, actual, fp64_ref=in_float64)
     """
-    config = given(config) or VerifyConfig()
+    lenient = Lenient(**leniency)
+    config = lenient.change(given(config) or VerifyConfig(), with_reference=fp64_ref is not None)
     if fp64_ref is not None:
         config = replace(config, reference="float64")
     elif config.wants_reference:
@@ -47,9 +54,12 @@ def same(
     way = Way.of(ours, known or 0)
     truth = None if fp64_ref is None else _at_hand(fp64_ref)
     pairs = enumerate(paired(ours, theirs, truth, ({}, {})))
-    rows = tuple(_row(pair, order, config, way) for order, pair in pairs)
-    said = *void(rows), *_advice(rows, config, known)
-    return Report("golden", "target", rows, config, said)
+    rows = tuple(_row(pair, order, config, way, lenient) for order, pair in pairs)
+    said = *void(rows), *_once(rows), *_advice(rows, config, known)
+    report = Report("golden", "target", rows, config, said)
+    for row in report.failures if log_error is not None else ():
+        log_error("%s", report.sentence(row))  # type: ignore[misc]
+    return report
 
 
 def run_and_compare(
@@ -72,12 +82,33 @@ def _at_hand(result: Any) -> Observation:
     return Observation(named_outputs(result), {}, {}, {})
 
 
-def _row(pair: Sides, order: int, config: VerifyConfig, way: Way) -> Row:
-    row = row_of(pair, "golden", order, config, way)
+def _row(pair: Sides, order: int, config: VerifyConfig, way: Way, lenient: Lenient) -> Row:
+    row = row_of(lenient.forgiven(pair), "golden", order, config, way)
+    if (judgement := lenient.judged(pair, row)) is not None:
+        return replace(row, judgement=judgement)
     if pair.golden is pair.target is not ABSENT and isinstance(pair.golden, torch.Tensor):
+        if _may_be_gradient(pair.golden):
+            return replace(row, judgement=replace(row.judgement, reason=_BY_VALUE))
         said = "golden and the target are one tensor, so that nothing was compared"
         return replace(row, judgement=Judgement(Verdict.INCONCLUSIVE, said))
     return row
+
+
+def _may_be_gradient(tensor: torch.Tensor) -> bool:
+    """Whether it may be the ``grad`` of a parameter, which each backward pass adds to in place."""
+    return tensor.grad_fn is None and not tensor.requires_grad and tensor.is_floating_point()
+
+
+_BY_VALUE = "golden and the target are one tensor, as gradients are that both runs add up in"
+
+
+def _once(rows: Sequence[Row]) -> Iterator[str]:
+    """What must be said of values that are one tensor: they are the same by their values alone."""
+    if num := sum(row.reason == _BY_VALUE for row in rows):
+        yield (
+            f"{counted(num, 'value is', 'values are')} one tensor on both sides, and the same for "
+            "that: copy gradients before the other side runs, or set them to None, to compare them"
+        )
 
 
 def _remembered(golden: Observation) -> int | None:

@@ -21,6 +21,7 @@ NEXT = (
     "    dumpcmp dump --mode compiled --path d2 --model PKG.MODULE:BUILD\n"
     "    dumpcmp compare --golden-path d1 --my-path d2"
 )
+_UNSEEN = (Verdict.EMPTY, Verdict.SKIPPED)
 _WORST_FIRST = (
     Verdict.ERROR,
     Verdict.NONFINITE,
@@ -77,7 +78,7 @@ class Report(Answer):
     @property
     def compared(self) -> bool:
         """Whether the sides gave anything to compare, and were held against each other."""
-        return self.config.enabled and any(row.verdict is not Verdict.EMPTY for row in self.rows)
+        return self.config.enabled and any(row.verdict not in _UNSEEN for row in self.rows)
 
     def raise_for_status(self) -> None:
         """Raise VerificationError with the worst three rows, unless all is well or switched off."""

@@ -115,3 +115,15 @@ def test_two_zeros_have_a_cosine_of_one_and_are_marked(tmp_path: Path) -> None:
     assert (given.cosine, given.zero) == (1.0, False)
     found = measure(value_of(torch.zeros(3)), value_of(torch.ones(3)))
     assert math.isnan(found.cosine)
+
+
+def test_what_may_be_logits_is_told_the_divergence_of_without_asking(
+    runs: tuple[Path, Path],
+) -> None:
+    rows = dumpcmp.compare(*runs).to_pandas().set_index(["op", "slot"])
+    assert set(rows["kl_divergence"].dropna().index) == {  # one value, wherever it appears
+        ("<root>", "output.0"), ("1", "output.0"), ("1/tanh", "output.0"),
+    }  # fmt: skip
+    asked = dumpcmp.compare(*runs, metrics="kl_divergence").to_pandas().set_index(["op", "slot"])
+    at = "<root>", "output.0"
+    assert rows.loc[at, "kl_divergence"] == asked.loc[at, "kl_divergence"] > 0

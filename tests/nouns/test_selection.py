@@ -59,7 +59,29 @@ def test_sides(io: str, sides: tuple[bool, bool]) -> None:
     assert tap.io is Io(io)
 
 
+RAN = ["<root>", "<root>/add", "conv1", "conv1/conv2d", "norm/layer_norm", "aten/aten.add.Tensor",
+       "<root>/add_1", "layers.0.attn", "layers.0.attn/iadd", "ads", "x/max_pool2d"]  # fmt: skip
+ADDS = {"<root>/add", "layers.0.attn/iadd", "aten/aten.add.Tensor"}
+
+WORDS = [
+    ("Add", ADDS), ("add", ADDS), ("ADD", ADDS), ("add_1", {*ADDS, "<root>/add_1"}),
+    ("Conv_1", {"conv1/conv2d"}), ("Conv2D", {"conv1/conv2d"}), ("Conv1d", set()),
+    ("LayerNorm", {"norm/layer_norm"}), ("MaxPool2d", {"x/max_pool2d"}),
+    ("layers_0_attn", {"layers.0.attn"}), ("Add*", set()), ("Linear", set()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("word, selected", WORDS, ids=[word for word, _ in WORDS])
+def test_words_select_functions_and_nodes_however_they_are_spelled(
+    word: str, selected: set[str]
+) -> None:
+    tap = make_tap(layers=[word])
+    assert {op for op in RAN if tap.selects_op(op)} == selected
+
+
 UNMATCHED = [
+    (make_tap(layers=["Lineer"]), "closest: layers.0.attn/linear"),
+    (make_tap(layers=["GELUS"]), "closest: layers.10.mlp/gelu"),
     (make_tap(tokens="0,7"), "--token 7 matched nothing: the program ran tokens 0 to 3"),
     (make_tap(tokens="5-8"), "--token 5-8 matched nothing"),
     (make_tap(layers=["layer.0.attn"]), "closest: layers.0.attn"),

@@ -4,6 +4,7 @@ import enum
 import pickle
 import sys
 import types
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,111 @@ def test_its_annotations_are_verified_as_they_stand(ir: Any, tmp_path: Path) -> 
     assert {row.verdict for row in found.rows} == {Verdict.PASS, Verdict.FAIL, Verdict.SKIPPED}
     assert found.rows[0].node == "linear6 again5"
     assert found.exit_code == 1
+
+
+@dataclass(frozen=True)
+class Dilled:
+    """What dill writes for an object: a call of one of its own functions, and perhaps a state."""
+
+    function: Any
+    args: tuple[Any, ...]
+    state: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = self.function, self.args
+        return made if self.state is None else (*made, self.state)
+
+    def __call__(self) -> None:
+        """pickle takes functions alone."""
+
+
+@pytest.fixture
+def dill(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The functions of dill that such a file names."""
+    monkeypatch.setitem(sys.modules, "dill", types.ModuleType("dill"))
+    module = types.ModuleType("dill._dill")
+    monkeypatch.setitem(sys.modules, "dill._dill", module)
+    for name in ("_load_type", "_eval_repr", "_create_ftype"):
+        function = types.FunctionType((lambda: None).__code__, {}, name)
+        function.__module__, function.__qualname__ = "dill._dill", name
+        setattr(module, name, function)
+    return module
+
+
+def kind(dill: Any, name: str) -> Dilled:
+    return Dilled(dill._load_type, (name,))
+
+
+def given_to(ir: Any, tmp_path: Path, *values: Any) -> list[Any]:
+    """The arguments of an op that `values` become, in a file and read back."""
+    path = tmp_path / "graph.ckp"
+    write(ir, path, op(
+        ir, "odd", "torch.nn.functional.relu", [tensor(ir, (4, 6)), *values], [], "a b -> a b"
+    ))  # fmt: skip
+    node = read_checkpoint(path)[-1]
+    assert not node.reason
+    return list(node.call.args[1:])
+
+
+def test_what_dill_wraps_is_read_and_nothing_of_it_is_run(
+    ir: Any, dill: Any, tmp_path: Path
+) -> None:
+    known = Dilled(kind(dill, "slice"), (build(ir.IRObject, _value=0), 9, None))
+    gelu = Dilled(kind(dill, "PartialType"), (torch.nn.functional.relu,),
+                  (torch.nn.functional.relu, (), {"inplace": False}, None))  # fmt: skip
+    made = Dilled(dill._create_ftype, (kind(dill, "PartialType"), torch.nn.functional.relu, (), {}))
+    *plain, one, two = given_to(
+        ir, tmp_path, known, Dilled(dill._eval_repr, ("Ellipsis",)),
+        Dilled(dill._eval_repr, ("range(0, 9, -3)",)), Dilled(kind(dill, "complex"), (1.0, 2.0)),
+        kind(dill, "int"), torch.bfloat16, torch.strided, torch.nn.functional.relu, gelu, made,
+    )  # fmt: skip
+    assert plain == [
+        slice(0, 9, None), ..., range(0, 9, -3), 1 + 2j, int, torch.bfloat16, torch.strided,
+        torch.nn.functional.relu,
+    ]  # fmt: skip
+    assert (one.func, one.keywords) == (torch.nn.functional.relu, {"inplace": False})
+    assert (two.func, two.args, two.keywords) == (torch.nn.functional.relu, (), {})
+
+
+@pytest.mark.parametrize(
+    "text", ["print('run')", "__import__('os')", "range(9, 9, 9, 9)", "9" * 99]
+)
+def test_no_other_expression_is_read(ir: Any, dill: Any, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "graph.ckp"
+    write(ir, path, op(
+        ir, "odd", "torch.relu", [tensor(ir, (4,)), Dilled(dill._eval_repr, (text,))], [], "a -> a"
+    ))  # fmt: skip
+    assert "dill.an expression" in read_checkpoint(path)[-1].reason
+
+
+@pytest.mark.parametrize("size", [2_000_000, 10**17])
+def test_a_range_is_not_copied_into_a_set(ir: Any, dill: Any, tmp_path: Path, size: int) -> None:
+    path = tmp_path / "graph.ckp"
+    listed = Dilled(kind(dill, "set"), (Dilled(dill._eval_repr, (f"range(0, {size})",)),))
+    write(ir, path, op(ir, "odd", "torch.relu", [tensor(ir, (4,)), listed], [], "a -> a"))
+    with pytest.raises(PartitionError, match="copy too much"):
+        read_checkpoint(path)
+
+
+def test_a_fullslice_that_dill_wrote_is_verified_and_none_is_left(
+    ir: Any, dill: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "graph.ckp"
+    size = build(ir.IRObject, name="size_9388", _value=9, _id=5)
+    whole = Dilled(kind(dill, "slice"), (None, None, None))
+    cut = Dilled(kind(dill, "slice"), (None, size, None))
+    given = [tensor(ir, (2, 16, 16)), whole, cut, cut]
+    signature = "nnscaler.runtime.function.fullslice"
+    node = op(ir, "cut", signature, given, [], "a b^ c^, ?, ?, ? -> a 9 9")
+    nodes = [node]
+    path.write_bytes(pickle.dumps(((1,), build(ir.IRGraph, _nodes=nodes)), protocol=4))
+    found = verify_graph(path, tmp_path / "out")
+    assert (found.exit_code, found.num_unverified) == (0, 0)
+    odd = op(ir, "odd", "nobody.knows.this", [tensor(ir, (4,))], [], "a -> a")
+    path.write_bytes(pickle.dumps(((1,), build(ir.IRGraph, _nodes=[node, odd])), protocol=4))
+    told = [verify_graph(path, tmp_path / "out", partial=known) for known in (False, True)]
+    assert [each.exit_code for each in told] == [2, 0]
+    assert "1 node was not verified" in told[0].headline
 
 
 class Hostile:

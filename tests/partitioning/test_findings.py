@@ -1,5 +1,7 @@
 """What findings say: the words of every answer, and no more than a screen of them."""
 
+from dataclasses import replace
+
 import pytest
 
 import dumpcmp
@@ -43,6 +45,15 @@ def test_an_answer_is_true_if_all_passed_and_ends_well_if_nothing_failed(
             findings.raise_for_status()
     else:
         findings.raise_for_status()
+
+
+def test_a_node_that_was_not_verified_is_trouble_unless_that_is_known() -> None:
+    findings = replace(found("PASS", "SKIPPED"), num_unverified=1)
+    assert (findings.exit_code, replace(findings, partial=True).exit_code) == (2, 0)
+    assert findings.headline.startswith("TROUBLE: 1 node was not verified")
+    assert "not verified, or not wholly: 1 compute node" in findings.summary()
+    failing = replace(found("FAIL", "SKIPPED"), num_unverified=1)
+    assert (failing.exit_code, (findings + failing).num_unverified) == (1, 2)
 
 
 def test_printing_findings_fills_a_screen_at_most() -> None:

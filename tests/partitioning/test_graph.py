@@ -132,7 +132,7 @@ RELU = "PartitionConfig('torch.relu', [TensorInfo('shape', (4, 6))], parti_optio
 FILES = [
     ("ok", HEAD + "good = " + RELU.format("{'idx': 0, 'dim': 1}"), 0, "PASS torch.relu"),
     ("called", HEAD + "c = " + RELU.format("{'idx': 0, 'dim': 1}")
-     + "assert verify_partition_options(c) is True\n", 0, "partitions: 1 tried: 1 PASS"),
+     + "assert verify_partition_options(c)\n", 0, "partitions: 1 tried: 1 PASS"),
     ("refused", HEAD + "bad = [" + RELU.strip().format("{'idx': 0, 'dim': 3}") + "]\n", 1,
      "no dim 3"),
     ("wrong", HEAD + "c = PartitionConfig('torch.softmax', [TensorInfo('shape', (4, 6))],"

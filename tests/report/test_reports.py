@@ -142,3 +142,28 @@ def test_the_quickstart_shows_what_the_samples_give(outcome: Outcome) -> None:
     failing = sum(row.verdict.fails for row in outcome.rows)
     assert f"{len(outcome.rows)} of {len(outcome.rows)} values paired" in page
     assert f"{failing} FAIL" in page and f"{failing - len(outcome.roots)} of them only" in page
+
+
+def test_a_table_for_people_begins_with_what_they_read_and_has_no_empty_columns(
+    outcome: Outcome, tmp_path: Path
+) -> None:
+    path = write_csv(outcome, tmp_path / "narrow.csv", all_columns=False)
+    narrow, wide = pd.read_csv(path), pd.read_csv(write_csv(outcome, tmp_path / "wide.csv"))
+    assert list(narrow.columns)[:10] == list(wide.columns)[:10] == [
+        "token", "op", "verdict", "cosine", "max_abs_diff", "max_rel_err", "rel_l2", "dtype",
+        "shape", "reason",
+    ]  # fmt: skip
+    kept = [name for name in wide.columns[10:] if wide[name].notna().any()]
+    assert list(narrow.columns)[10:] == kept and len(kept) < len(wide.columns) - 10
+    assert narrow.equals(wide[narrow.columns])
+    assert list(tmp_path.glob("*.narrow")) == []
+
+
+def test_a_row_an_op_is_that_of_its_worst_value(outcome: Outcome, tmp_path: Path) -> None:
+    lines = pd.read_csv(write_csv(outcome, tmp_path / "ops.csv", per_op=True))
+    rows = outcome.to_pandas()
+    sites = ["model", "token", "op", "call"]
+    assert lines[sites].values.tolist() == rows[sites].drop_duplicates().values.tolist()
+    failing = rows[rows["verdict"] == "FAIL"].groupby(sites)["rel_l2"].max()
+    told = lines[lines["verdict"] == "FAIL"].set_index(sites)["rel_l2"].sort_index()
+    assert len(failing) and told.to_list() == pytest.approx(failing.sort_index().to_list())

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -54,13 +55,72 @@ def test_a_reference_that_lacks_a_value_passes_nothing() -> None:
 
 
 def test_one_tensor_held_against_itself_proves_nothing() -> None:
-    """So it is with gradients that two runs leave in the same parameters."""
+    x = X.clone().requires_grad_()
+    (row,) = same(x * 1, x * 1).rows
+    y = x * 1
+    (row,) = same(y, y).rows
+    assert row.verdict is Verdict.INCONCLUSIVE
+
+
+def test_gradients_that_two_runs_add_up_in_one_tensor_are_the_same_and_it_is_said() -> None:
+    """As in torch's own tests of training, whose sides are the same parameters."""
     model = nn.Linear(4, 4)
     model(torch.ones(2, 4)).sum().backward()
-    assert model.weight.grad is not None
-    (row,) = same(model.weight.grad, model.weight.grad).rows
-    assert row.verdict is Verdict.INCONCLUSIVE
-    assert same(model.weight.grad, model.weight.grad.clone())
+    grads = [parameter.grad for parameter in model.parameters()]
+    in_float64 = [torch.zeros_like(grad, dtype=torch.float64) for grad in grads if grad is not None]
+    for report in (same(grads, grads), same(grads, grads, fp64_ref=in_float64)):
+        assert report
+        assert any("2 values are one tensor on both sides" in said for said in report.remarks)
+    assert same(model.weight.grad, torch.zeros(4, 4)).exit_code == 1
+
+
+NAN = torch.tensor([1.0, float("nan"), 3.0])
+MASK = torch.arange(1000) < 900
+
+# Both sides, a keyword of torch's same, and whether they agree without it and with it.
+KEYWORDS: list[tuple[Any, Any, dict[str, Any], bool, bool]] = [
+    (X, X + 1e-3, {"tol": 1e-2}, False, True),
+    (X, X + 1e-1, {"tol": 1e-2}, False, False),
+    (X, X * 1.1, {"cos_similarity": True}, False, True),
+    (X, -X, {"cos_similarity": True}, False, False),
+    (NAN, NAN.clone(), {"equal_nan": True}, True, True),
+    (NAN, NAN.clone(), {"equal_nan": False}, True, False),
+    (NAN, NAN.flip(0) + 1, {"equal_nan": True}, False, False),
+    (X, X.double(), {"exact_dtype": False}, False, True),
+    (np.float32(3), 3.0, {"relax_numpy_equality": True}, False, True),
+    (np.float32(3), 4.0, {"relax_numpy_equality": True}, False, False),
+    ([X, torch.ones(2).int()], [X + 0, torch.zeros(2).int()], {"ignore_non_fp": True}, False, True),
+    (MASK, MASK.roll(1), {"use_iou_for_bool": True}, False, True),
+    (MASK, ~MASK, {"use_iou_for_bool": True}, False, False),
+    (MASK, MASK.roll(99), {"use_iou_for_bool": True, "iou_threshold": 0.5}, False, True),
+]
+
+
+@pytest.mark.parametrize("golden, target, words, without, with_it", KEYWORDS)
+def test_the_keywords_of_torch_let_pass_what_they_name(
+    golden: Any, target: Any, words: dict[str, Any], without: bool, with_it: bool
+) -> None:
+    assert (bool(same(golden, target)), bool(same(golden, target, **words))) == (without, with_it)
+
+
+def test_larger_multipliers_let_larger_errors_pass() -> None:
+    exact = torch.linspace(0.1, 1, 8, dtype=torch.float64)
+    golden, target = (exact * (1 + 3e-5)).float(), (exact * (1 + 18e-5)).float()
+    found = [
+        bool(same(golden, target, fp64_ref=exact, **words))
+        for words in (
+            {}, {"use_larger_multiplier_for_smaller_tensor": True}, {"force_max_multiplier": True},
+        )
+    ]  # fmt: skip
+    assert found == [False, True, True]
+
+
+def test_failures_are_told_to_log_error_and_what_is_left_out_proves_nothing() -> None:
+    told: list[str] = []
+    assert not same(X, X + 1, log_error=lambda text, *args: told.append(text % args))
+    assert len(told) == 1 and "output.0" in told[0]
+    report = same(torch.tensor([1]), torch.tensor([2]), ignore_non_fp=True)
+    assert not report.compared and report.exit_code == 2
 
 
 def test_depth_is_what_autograd_remembers_or_what_is_said() -> None:

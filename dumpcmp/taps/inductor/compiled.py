@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.pytorch.inductor_options import inductor_with
 from dumpcmp.pytorch.names import private
 from dumpcmp.taps.inductor.generated import Tapping
 from dumpcmp.taps.inductor.hidden_mode import mode_hidden_from_dynamo
@@ -29,14 +31,21 @@ class CompiledCapture(ModuleCapture):
 
     A program that compiles nothing is compiled at its root module. What dynamo leaves outside
     of its graphs runs as it would, and is recorded as in eager mode. `way` says how Inductor
-    compiles and is tapped, as `Provenance` takes it.
+    compiles and is tapped, as `Provenance` takes it, and `config` has options of Inductor.
     """
 
     traces = True
     stands_for_eager = False
 
-    def __init__(self, recorder: Recorder, roots: Collection[nn.Module] = (), **way: Any) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        roots: Collection[nn.Module] = (),
+        config: Mapping[str, Any] = MappingProxyType({}),
+        **way: Any,
+    ) -> None:
         super().__init__(recorder, roots, mode=TracedFunctionMode)
+        self._config = config
         self._provenance = Provenance(self._where, self.quietly, **way)
         self.tapping = Tapping(lambda: self.step, self._provenance.known)
         self._compiled: dict[int, Callable[..., Any]] = {}
@@ -48,6 +57,7 @@ class CompiledCapture(ModuleCapture):
         torch._dynamo.reset()
         try:
             with (
+                inductor_with(self._config),
                 super().running(),
                 self._provenance.watching(),
                 self.tapping.running(),
@@ -115,8 +125,14 @@ class CompiledCapture(ModuleCapture):
 class CompiledBackend(GraphBackend):
     """Inductor as a torch.compile backend of its own: tapped until it is closed."""
 
-    def __init__(self, recorder: Recorder, **way: Any) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        config: Mapping[str, Any] = MappingProxyType({}),
+        **way: Any,
+    ) -> None:
         super().__init__(recorder)
+        self._config = config
         self._compiling = False
         provenance = Provenance(self._where, lambda run: run, **way)
         self.tapping = Tapping(self._step_in_scope, provenance.known)
@@ -128,7 +144,8 @@ class CompiledBackend(GraphBackend):
         self._compiling = True
         try:
             compile_fx: Callable[..., Any] = private("torch._inductor.compile_fx:compile_fx")
-            compiled: Callable[..., Any] = compile_fx(graph, example_inputs)
+            with inductor_with(self._config):
+                compiled: Callable[..., Any] = compile_fx(graph, example_inputs)
         finally:
             self._compiling = False
         return compiled

@@ -90,6 +90,8 @@ class Tapping:
         code = graph.path.read_text().partition(ENDING)[0]
         step.outlet.sink.text(model, f"graph-{name}", graph.table.text)
         step.outlet.sink.text(model, f"code-{name}", code)
+        for stage, text in graph.table.stages.items():
+            step.outlet.sink.text(model, f"{stage}-{name}", text)
 
 
 _tapping: Tapping | None = None  # one at a time, seen by every thread: backward has its own

@@ -14,6 +14,7 @@ from torch import fx
 
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.key import Slot
+from dumpcmp.pytorch.graph_text import graph_text
 from dumpcmp.pytorch.names import check_names, patch, patched, private, standing_in
 from dumpcmp.taps.inductor import tables, written
 from dumpcmp.taps.inductor.generated import graphed
@@ -126,6 +127,7 @@ class Provenance:
         if context is not None and isinstance(model, fx.GraphModule):
             traced = named(model, *where)
             self._compilations[context] = tables.Compilation(traced)
+            self._compilations[context].stages["original"] = graph_text(model)
             self.known[traced.digest] = traced
         patch, settings = private("torch._inductor.config:patch"), self._settings()
         with patch(settings):
@@ -179,6 +181,8 @@ class Provenance:
         """
         now = self._now
         before = [] if now is None else now.marks.known(module.graph)
+        if now is not None:
+            now.stages.setdefault("aot", graph_text(module))
         changed: fx.GraphModule = original(module, *args, **kwargs)
         if now is not None:
             now.marks.restore(changed.graph, before)

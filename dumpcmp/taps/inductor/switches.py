@@ -6,7 +6,7 @@ import inspect
 import json
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,14 @@ def read_switches(path: Path) -> Switches:
     return Switches(by_word["off"], by_word["on"], kernels.get(ALL) != "off")
 
 
-def _check(path: Path, names: set[str]) -> None:
+def switched_off(names: Iterable[str], besides: Switches) -> Switches:
+    """`besides`, with the patterns and passes called `names` off as well."""
+    wanted = frozenset(names)
+    _check("--fusion-off", set(wanted) - {ALL})
+    return replace(besides, off=besides.off | wanted, on=besides.on - wanted)
+
+
+def _check(path: Path | str, names: set[str]) -> None:
     known = fusions() if names else {}
     for name in sorted(names - set(known)):
         near = ", ".join(closest(name, list(known))) or "none"

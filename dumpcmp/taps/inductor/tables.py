@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from dumpcmp.taps.inductor.views import Sizes, View, base_of, is_same, view_name
 from dumpcmp.taps.inductor.written import Written
 from dumpcmp.taps.modes.traced import Mark, Traced, results_of
 
-SCHEMA = 16  # caches keep code with tables of different schemas apart
+SCHEMA = 17  # caches keep code with tables of different schemas apart
 # Of the generated code: ours comes then.
 ENDING = "\n\nfrom dumpcmp.taps.inductor.generated import TappedGraph"
 
@@ -67,6 +68,7 @@ class TapTable:
     text: str  # the post-grad graph, readable
     symbols: list[tuple[str, int, int]]  # sizes that vary: argument, and dim of it (-1: itself)
     values: list[GraphValue]  # of dynamo's graph, stored or not; a backward's are its forward's
+    stages: dict[str, str] = field(default_factory=dict)  # other texts of the graph, by what it is
     twin: TwinCode | None = None
 
     def written(self) -> str:
@@ -148,6 +150,7 @@ class Compilation:
         self.traced = traced
         self.marks = Marking(traced)
         self.before_passes: list[Known] = []  # marked nodes of the post-grad graph
+        self.stages: dict[str, str] = {}  # texts of the graph before Inductor changed it
         self.begin_code()
 
     def begin_code(self) -> None:
@@ -178,7 +181,27 @@ def table_of(now: Compilation, lowered: Any) -> TapTable:
         text=graph_text(module, strides=True),
         symbols=[] if backward else list(_symbols(graph)),
         values=[] if backward else now.marks.values(),
+        stages={**now.stages, "nodes": _node_lines(now, graph)},
     )
+
+
+def _node_lines(now: Compilation, graph: fx.Graph) -> str:
+    """A line a node of the final graph: its name, the kernel that stores it, the user's line."""
+    stored = {each.value.origin: each.value.kernel for each in now.tapped if each.value.origin}
+    told = ["node\tkernel\tsource"]
+    for node in graph.nodes:
+        if node.op == "call_function":
+            told.append(f"{node.name}\t{stored.get(node, '')}\t{_source_of(node)}")
+    return "\n".join(told) + "\n"
+
+
+def _source_of(node: fx.Node) -> str:
+    """The innermost line of the program that a node comes from: ``model.py:31``."""
+    found = _TRACED_LINE.findall(node.meta.get("stack_trace") or "")
+    return f"{Path(found[-1][0]).name}:{found[-1][1]}" if found else ""
+
+
+_TRACED_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def readings_of(node: fx.Node, sizes: Sizes, backward: bool) -> list[Reading]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from dumpcmp.nouns.key import Slot
 from dumpcmp.nouns.options import load
 from dumpcmp.nouns.record import Call
 from dumpcmp.pytorch.graph_text import graph_text
+from dumpcmp.pytorch.inductor_options import check_inductor, inductor_with
 from dumpcmp.taps.modes.graph import GraphCapture, untraced
 from dumpcmp.taps.modes.traced import Mark, Traced, arguments_in, calls_of, named, results_of
 from dumpcmp.taps.recording.recorder import Recorder
@@ -39,11 +42,12 @@ class BoundaryCapture(GraphCapture):
         roots: Collection[nn.Module] = (),
         *,
         backend: str | Callable[..., Any],
+        config: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__(recorder, roots)
         self._name = backend if isinstance(backend, str) else backend.__name__
         inner = backend_named(backend) if isinstance(backend, str) else backend
-        self._inner: Callable[..., Callable[..., Any]] = inner
+        self._inner: Callable[..., Callable[..., Any]] = with_options(inner, backend, config)
         self._graphs = itertools.count()
 
     def backend(self, graph: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -71,6 +75,26 @@ class BoundaryCapture(GraphCapture):
             return results
 
         return untraced(recorded)
+
+
+def with_options(
+    run: Callable[..., Any], backend: str | Callable[..., Any], config: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """A backend that compiles with the options `config`, which Inductor has as its own.
+
+    To others they are given as `options`, as torch.compile does.
+    """
+    if not config:
+        return run
+    if backend != "inductor":
+        return partial(run, options=dict(config))
+    check_inductor(config)
+
+    def compiled(graph: fx.GraphModule, example_inputs: list[Any]) -> Any:
+        with inductor_with(config):
+            return run(graph, example_inputs)
+
+    return compiled
 
 
 def backend_named(name: str) -> Callable[..., Any]:

@@ -66,6 +66,20 @@ def test_code_and_graph_are_kept_as_text(certified: Path) -> None:
     assert {"graph-0-forward.txt", "code-0-forward.txt", "code-1-backward.txt"} <= names
 
 
+def test_each_graph_is_kept_as_it_was_traced_and_as_it_was_lowered(certified: Path) -> None:
+    texts = {name: path for (_, _, name), path in Archive(certified).texts.items()}
+    original, aot = (texts[f"{stage}-0-forward.txt"].read_text() for stage in ("original", "aot"))
+    assert "tanh" in original and "torch.ops.aten" not in original and "models.py" in original
+    assert "torch.ops.aten.tanh.default" in aot
+    nodes = [line.split("\t") for line in texts["nodes-0-forward.txt"].read_text().splitlines()]
+    assert nodes[0] == ["node", "kernel", "source"]
+    assert any(kernel.startswith("cpp_fused") for _, kernel, _ in nodes[1:])
+    assert all("models.py:" in source for _, _, source in nodes[1:])
+    for stage in ("original", "aot", "final", "nodes"):
+        told = CliRunner().invoke(main, ["show", str(certified), "--graph", stage])
+        assert told.exit_code == 0 and "-0-forward.txt" in told.output
+
+
 def test_each_op_tells_its_kernel_and_its_line(certified: Path) -> None:
     calls = Archive(certified).calls.values()
     (tanh,) = (call for call in calls if call.op == "blocks.0.mlp/tanh")

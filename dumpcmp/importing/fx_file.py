@@ -1,0 +1,52 @@
+"""Reads what torchair's FX mode writes, and numbers that msit's converter has left of tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from dumpcmp.importing.foreign import ArraySource, Foreign, Listed
+from dumpcmp.importing.numpy_file import NpyFile, NpzFile
+from dumpcmp.nouns.record import Source
+
+_LETTERS = "uint32"  # of an argument that is no array: numpy keeps a letter in four bytes
+
+
+class FxFile(NpyFile):
+    """One tensor, or a word that an op was given: its letters as numbers."""
+
+    def listed(self) -> Listed:
+        (value,) = super().listed().values
+        header = self._header
+        if header.dtype.kind == "U" and header.is_plain:
+            letters = (*header.shape, header.dtype.itemsize // 4)
+            value = replace(value, dtype=_LETTERS, shape=letters, problem="")
+        return Listed((value,))
+
+
+class ConvertedGeFile(NpzFile):
+    """Numbers of each tensor of a task: a row an input in `inputs`, a row an output in `outputs`.
+
+    It is made of a GE dump by hand, as the documents of msit show.
+    """
+
+    def listed(self) -> Listed:
+        found: list[Foreign] = []
+        for kind in ("input", "output"):
+            if f"{kind}s" not in self._members:
+                continue
+            header = self._header(f"{kind}s")
+            for number in range(header.shape[0] if header.shape else 0):
+                value = header.value(self, f"{kind}.{number}")
+                found.append(replace(value, shape=header.shape[1:]))
+        return Listed(tuple(found))
+
+    def source(self, value: Foreign) -> Source:
+        kind, _, number = value.name.partition(".")
+        member = f"{kind}s"
+        header = self._header(member)
+        with self._member(member) as file:
+            self._read(file, member, header.nbytes)
+            content = self._read(file, member, header.total - header.nbytes)
+        return ArraySource(np.ascontiguousarray(header.array(content)[int(number)]))
