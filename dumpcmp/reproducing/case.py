@@ -73,6 +73,11 @@ class ReproCase:
         """Whether the code is right until it is compiled."""
         return self.kind is GuiltyKind.COMPILED
 
+    @property
+    def compiles(self) -> bool:
+        """Whether the script calls the compiler."""
+        return "torch.compile(" in self.wrong
+
 
 def evaluated(
     statements: Sequence[Statement], values: Mapping[str, Tensor], output: str,

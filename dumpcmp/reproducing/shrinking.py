@@ -10,11 +10,19 @@ import torch
 from torch import Tensor
 
 from dumpcmp.replay.unreplayable import Unreplayable
-from dumpcmp.reproducing.case import ErrorMeasure, ReproCase, ShownBy, error_of, evaluated
+from dumpcmp.reproducing.case import (
+    ErrorMeasure,
+    GuiltyKind,
+    ReproCase,
+    ShownBy,
+    error_of,
+    evaluated,
+)
 from dumpcmp.reproducing.region import CodeRegion
 from dumpcmp.reproducing.trials import Trials
 
 _MOST_TRIALS = 80
+_MOST_COMPILED = 12  # which take seconds each
 _MOST_TOGETHER = 3  # dims of inputs that are cut as one
 _MARGIN = 2.0  # times the limit: by how much a smaller case has to be wrong
 
@@ -47,7 +55,7 @@ def _first_that_shows(
     case: ReproCase, trials: Trials, shrinkages: Sequence[Shrinkage]
 ) -> ReproCase:
     for shrinkage in shrinkages:
-        if trials.num_run > _MOST_TRIALS:
+        if trials.num_run > (_MOST_COMPILED if case.compiles else _MOST_TRIALS):
             break
         smaller = _smaller(case, shrinkage)
         if smaller is not None and trials.shows(smaller):
@@ -135,6 +143,8 @@ def _differs(case: ReproCase) -> Tensor:
 
 def _smaller(case: ReproCase, shrinkage: Shrinkage) -> ReproCase | None:
     """`case` with those elements alone; None where it is not the same fault any more."""
+    if case.kind is GuiltyKind.VALUE:
+        return _smaller_value(case, shrinkage)
     values = dict(case.values)
     for name, dim in shrinkage.dims:
         values[name] = _cut(values[name], dim, shrinkage.kept)
@@ -160,6 +170,16 @@ def _smaller(case: ReproCase, shrinkage: Shrinkage) -> ReproCase | None:
         case, values=values, mine=mine, golden=golden, expected=expected, recorded=recorded
     )
     return smaller if _num_elements(smaller) < _num_elements(case) else None
+
+
+def _smaller_value(case: ReproCase, shrinkage: Shrinkage) -> ReproCase | None:
+    """The same elements of both sides of a value that no call made."""
+    dim = shrinkage.output_dim
+    if dim is None or list(shrinkage.dims) != [("x0", dim)]:
+        return None
+    values = {"x0": _cut(case.values["x0"], dim, shrinkage.kept)}
+    expected = _cut(case.expected, dim, shrinkage.kept)
+    return replace(case, values=values, expected=expected, recorded=values["x0"])
 
 
 def _still_wrong(case: ReproCase, recorded: Tensor, expected: Tensor, shrinkage: Shrinkage) -> bool:

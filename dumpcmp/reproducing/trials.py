@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +17,9 @@ from dumpcmp.reproducing.case import ReproCase
 from dumpcmp.reproducing.script import RIGHT_OPS, script_of, stored_values
 from dumpcmp.reproducing.tensor_file import write_tensors
 
-SECONDS = 120  # that a repro may take
+SECONDS = 240  # that a repro may take
 _FAILS = 1  # exit status of a script whose assertion failed
+_BROKEN = 2  # of one that ended in another way
 _SERVER = """
 import json, os, runpy, signal, sys, traceback
 import numpy, torch
@@ -52,10 +53,16 @@ class Trials:
     room: Path
     num_run: int = 0
 
-    def status(self, folder: Path, *arguments: str) -> int:
-        """How ``repro.py`` of `folder` ends: 0, 1 where its assertion fails, or another number."""
+    def status(self, folder: Path, *arguments: str, forked: bool = True) -> int:
+        """How ``repro.py`` of `folder` ends: 0, 1 where its assertion fails, or another number.
+
+        A compiler starts threads and processes: what compiles gets a process that is not `forked`.
+        """
         self.num_run += 1
         argv = [str(folder / "repro.py"), *arguments]
+        return self._forked(argv) if forked else self._alone(argv)
+
+    def _forked(self, argv: Sequence[str]) -> int:
         job = {"argv": argv, "log": str(self.room / "log"), "seconds": SECONDS}
         assert self.server.stdin is not None and self.server.stdout is not None
         try:
@@ -68,6 +75,17 @@ class Trials:
                 hint="`python -c 'import torch, numpy'` should work where this command runs",
             ) from None
 
+    def _alone(self, argv: Sequence[str]) -> int:
+        with (self.room / "log").open("w") as log:
+            try:
+                done = subprocess.run(
+                    [sys.executable, *argv], stdout=log, stderr=log, timeout=SECONDS, check=False
+                )
+            except subprocess.TimeoutExpired:
+                return _BROKEN
+        is_assertion = "AssertionError" in self.log
+        return done.returncode if not done.returncode or is_assertion else _BROKEN
+
     @property
     def log(self) -> str:
         """What the last script printed."""
@@ -76,7 +94,11 @@ class Trials:
     def shows(self, case: ReproCase) -> bool:
         """Whether the script fails as it stands, and passes with the right op in place."""
         folder = self.written(case)
-        return self.status(folder) == _FAILS and self.status(folder, "--right") == 0
+        plain, right = not case.compiles, "compile(" not in case.right
+        return (
+            self.status(folder, forked=plain) == _FAILS
+            and self.status(folder, "--right", forked=right) == 0
+        )
 
     def written(self, case: ReproCase) -> Path:
         """The script and its values, in a folder."""
@@ -88,7 +110,7 @@ class Trials:
 
     def with_right_op(self, case: ReproCase) -> ReproCase | None:
         """`case` with the first right op that passes where the code as it stands fails."""
-        if self.status(self.written(case)) != _FAILS:
+        if self.status(self.written(case), forked=not case.compiles) != _FAILS:
             return None
         for right in RIGHT_OPS:
             if "golden" in right and case.golden is None:
