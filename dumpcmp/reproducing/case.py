@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from dumpcmp.reproducing.region import CodeRegion
-from dumpcmp.reproducing.statements import Statement
 
 _LEAST = 1e-300
 
@@ -42,6 +40,17 @@ class ErrorMeasure(StrEnum):
     GAIN = "gain"  # how much larger or smaller it is on the whole
 
 
+class ReproCode(Protocol):
+    """Code that a script has, and that can be run here in float64."""
+
+    @property
+    def lines(self) -> list[str]: ...  # the body of a function
+
+    def run(self, values: Mapping[str, Tensor]) -> Tensor: ...  # in float64
+
+    def with_number(self, old: int, new: int) -> ReproCode: ...  # of a dim that was cut
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ReproCase:
     """One fault, cut out of a run."""
@@ -49,13 +58,13 @@ class ReproCase:
     kind: GuiltyKind
     place: str  # "layers.1.mlp/mul, call 0, token 0 of TinyDecoder"
     reason: str
-    mine: CodeRegion
+    mine: ReproCode
     values: Mapping[str, Tensor]  # what goes in, by variable
     expected: Tensor  # in float64, or as it is where every bit is known
     recorded: Tensor | None  # what the run gave out
     measure: ErrorMeasure
     limit: float
-    golden: CodeRegion | None = None  # the other spelling
+    golden: ReproCode | None = None  # the other spelling
     shown: ShownBy = ShownBy.RECORDED
     right: str = "mine(*inputs)"  # the right op, as code
     is_random: bool = False  # the inputs are random numbers in place of the run's
@@ -77,17 +86,6 @@ class ReproCase:
     def compiles(self) -> bool:
         """Whether the script calls the compiler."""
         return "torch.compile(" in self.wrong
-
-
-def evaluated(
-    statements: Sequence[Statement], values: Mapping[str, Tensor], output: str,
-    *, natively: bool = False,
-) -> Tensor:  # fmt: skip
-    """What the code gives, in float64 or in the dtypes of its inputs."""
-    known = dict(values)
-    for statement in statements:
-        known |= statement.run(known, natively=natively)
-    return known[output]
 
 
 def error_of(measure: ErrorMeasure, got: Tensor, expected: Tensor) -> float:

@@ -17,7 +17,7 @@ _SHOWN = {
     ShownBy.RECORDED: "The code is right in a fresh process. What the run recorded is wrong, and "
     "the script checks that: another kernel, device, patch or version computed it there.",
 }
-_BOTH = "No call made the value: `expected` is golden's, `x0` is mine."
+_BOTH = "The value itself is another: `expected` is golden's, `x0` is mine."
 
 
 def write_repro(path: Path, case: ReproCase, archive: Archive, size: str) -> None:
@@ -50,10 +50,11 @@ def readme(case: ReproCase, archive: Archive, size: str) -> str:
     torch = versions.get("torch", "unknown")
     source = case.facts.get("source", "")
     at = f" (from {source})" if source else ""
+    note = f" {case.facts['note']}." if "note" in case.facts else ""
     lines = [
         f"# {case.kind.value}: {case.place}",
         "",
-        f"{case.reason}{at}.",
+        f"{case.reason}{at}.{note}",
         _BOTH if case.kind is GuiltyKind.VALUE else _SHOWN[case.shown],
         "",
         "- `python repro.py` fails; it needs torch and numpy, nothing else.",

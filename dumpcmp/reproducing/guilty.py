@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge.replaying import bound
-from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.nouns.errors import MissingValueError, SelectionError
 from dumpcmp.nouns.key import Key, Slot
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row, Verdict, Why
@@ -24,8 +24,8 @@ from dumpcmp.reproducing.case import (
     ReproCase,
     ShownBy,
     error_of,
-    evaluated,
 )
+from dumpcmp.reproducing.optimizer_steps import steps_before, values_before
 from dumpcmp.reproducing.region import CodeRegion, RankProgram
 from dumpcmp.shadows.program import ValueId
 
@@ -67,14 +67,14 @@ class Guilty:
         if row.key.op.is_effect:
             raise _not_cut_out(row, "it is nothing that a call gave")
         if row.key.slot.is_weight or row.judgement.why is Why.LEAF:
-            yield self._value()
+            if row.key.slot.is_weight and row.key.step > self.mine.steps(row.key.model)[0]:
+                yield self._optimizer_or_value()
+            else:
+                yield self._value("")
         elif row.judgement.why in (Why.CALL, Why.WIRED) or None in (row.golden_key, row.target_key):
             yield self._program()
         else:
             yield from self._kernel()
-
-    def _side(self, *, golden: bool) -> RankProgram:
-        return self._golden_program if golden else self._mine_program
 
     @cached_property
     def _golden_program(self) -> RankProgram:
@@ -88,12 +88,22 @@ class Guilty:
         return RankProgram(self.mine, model, key.step)
 
     def _kernel(self) -> Iterator[ReproCase]:
-        """One call, on what it was given; or golden's calls that it stands for."""
+        """One call, on what it was given, on the first rank where it is wrong."""
         is_golden = self.row.judgement.why is Why.GOLDEN
-        program = self._side(golden=is_golden)
-        key = self.row.golden_key if is_golden else self.row.target_key
-        assert key is not None
-        key = self._output_of(key, program.archive)
+        archive = self.golden if is_golden else self.mine
+        key = _known(self.row.golden_key if is_golden else self.row.target_key)
+        key = self._output_of(key, archive)
+        *others, last = (shard.rank for shard in archive.shards(key))
+        for rank in others:
+            try:
+                yield from self._kernel_on(RankProgram(archive, key.model, key.step, rank), key)
+                return
+            except Unreplayable:
+                continue  # it may be right there, and wrong on another
+        yield from self._kernel_on(RankProgram(archive, key.model, key.step, last), key)
+
+    def _kernel_on(self, program: RankProgram, key: Key) -> Iterator[ReproCase]:
+        """The call alone, and then with those before it that the same kernel computes."""
         value = program.value(key)
         region = program.behind(value, lambda _: True)
         values = {name: program.tensor(each) for name, each in region.inputs.items()}
@@ -180,7 +190,28 @@ class Guilty:
                 found.setdefault(golden, self._mine_program.value(row.target_key))
         return found
 
-    def _value(self) -> ReproCase:
+    def _optimizer_or_value(self) -> ReproCase:
+        try:
+            return self._optimizer()
+        except (Unreplayable, MissingValueError) as error:
+            return self._value(error.message)
+
+    def _optimizer(self) -> ReproCase:
+        """What made a weight of its gradients, on both sides, from where mine began."""
+        golden, mine = _known(self.row.golden_key), _known(self.row.target_key)
+        theirs, own = steps_before(self.golden, golden), steps_before(self.mine, mine)
+        values = values_before(self.mine, mine)
+        recorded, expected = self.mine.tensor(mine), theirs.run(values)
+        eps = torch.finfo(recorded.dtype).eps
+        measure, limit = ErrorMeasure.ELEMENTS, _CALLS * eps * (1 + len(theirs.settings))
+        if error_of(measure, recorded, expected) <= limit:
+            raise _not_cut_out(self.row, "golden's optimizer makes the same of these gradients")
+        return ReproCase(
+            GuiltyKind.OPTIMIZER, _place(self.row.key), self.row.reason, own, values, expected,
+            recorded, measure, limit, theirs,
+        )  # fmt: skip
+
+    def _value(self, note: str) -> ReproCase:
         """A weight or an input that is another: both sides of it."""
         row = self.row
         golden, mine = _known(row.golden_key), _known(row.target_key)
@@ -190,6 +221,7 @@ class Guilty:
         return ReproCase(
             GuiltyKind.VALUE, _place(row.key), row.reason, region, {"x0": own}, theirs, own,
             ErrorMeasure.EXACT, limit, shown=ShownBy.FRESH, right="expected",
+            facts={"note": note} if note else {},
         )  # fmt: skip
 
     def _case(
@@ -202,7 +234,7 @@ class Guilty:
         golden: CodeRegion | None = None,
     ) -> ReproCase:
         right = golden or region
-        expected = evaluated(right.statements, values, right.output)
+        expected = right.run(values)
         measure, limit = self._measured(right, values, recorded, expected)
         if measure is ErrorMeasure.EXACT and recorded.is_floating_point():
             expected = expected.to(recorded.dtype)

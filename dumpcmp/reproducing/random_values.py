@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dumpcmp.replay.unreplayable import Unreplayable
-from dumpcmp.reproducing.case import ErrorMeasure, GuiltyKind, ReproCase, ShownBy, evaluated
+from dumpcmp.reproducing.case import ErrorMeasure, GuiltyKind, ReproCase, ShownBy
 from dumpcmp.reproducing.trials import Trials
 
 _SEEDS = 3
@@ -34,7 +34,7 @@ def without_values(case: ReproCase, trials: Trials) -> ReproCase:
 def _on(case: ReproCase, values: Mapping[str, Tensor]) -> ReproCase | None:
     right = case.golden or case.mine
     try:
-        expected = evaluated(right.statements, values, right.output)
+        expected = right.run(values)
     except Unreplayable:
         return None  # such as an index that is out of range
     if case.measure is ErrorMeasure.EXACT:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -32,10 +32,16 @@ class CodeRegion:
         lines = [line for one in self.statements for line in one.lines()]
         return [*lines, f"return {self.output}"]
 
-    @property
-    def names(self) -> list[str]:
-        """The variables that go in."""
-        return list(self.inputs)
+    def run(self, values: Mapping[str, Tensor]) -> Tensor:
+        """What it gives in float64, or as it is where every bit is known."""
+        known = dict(values)
+        for statement in self.statements:
+            known |= statement.run(known)
+        return known[self.output]
+
+    def with_number(self, old: int, new: int) -> CodeRegion:
+        """The same with another number wherever `old` stands among the arguments of its calls."""
+        return replace(self, statements=[one.with_number(old, new) for one in self.statements])
 
 
 class RankProgram:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from dumpcmp.reproducing.case import ErrorMeasure, ReproCase
-from dumpcmp.reproducing.region import CodeRegion
+from dumpcmp.reproducing.case import ErrorMeasure, ReproCase, ReproCode
 from dumpcmp.reproducing.tensor_file import SAFE_NAMES
 
 _LOAD = '''
@@ -160,8 +159,8 @@ def _wrapped(text: str, width: int = 98) -> str:
     return "\n".join([*lines, line])
 
 
-def _function(name: str, region: CodeRegion, takes: list[str]) -> list[str]:
-    lines = (f"    {line}" for line in region.lines)
+def _function(name: str, code: ReproCode, takes: list[str]) -> list[str]:
+    lines = (f"    {line}" for line in code.lines)
     return ["\n".join([f"def {name}({', '.join(takes)}):", *lines])]
 
 

@@ -14,11 +14,10 @@ from dumpcmp.reproducing.case import (
     ErrorMeasure,
     GuiltyKind,
     ReproCase,
+    ReproCode,
     ShownBy,
     error_of,
-    evaluated,
 )
-from dumpcmp.reproducing.region import CodeRegion
 from dumpcmp.reproducing.trials import Trials
 
 _MOST_TRIALS = 80
@@ -152,7 +151,7 @@ def _smaller(case: ReproCase, shrinkage: Shrinkage) -> ReproCase | None:
     golden = _renumbered(case.golden, shrinkage) if case.golden else None
     right = golden or mine
     try:
-        expected = evaluated(right.statements, values, right.output)
+        expected = right.run(values)
     except (Unreplayable, RuntimeError, IndexError):
         return None
     recorded = case.recorded
@@ -191,12 +190,8 @@ def _still_wrong(case: ReproCase, recorded: Tensor, expected: Tensor, shrinkage:
     return error_of(case.measure, recorded, expected) > _MARGIN * case.limit
 
 
-def _renumbered(region: CodeRegion, shrinkage: Shrinkage) -> CodeRegion:
-    if not shrinkage.renumbers:
-        return region
-    new = len(shrinkage.kept)
-    statements = [one.with_number(shrinkage.size, new) for one in region.statements]
-    return replace(region, statements=statements)
+def _renumbered(code: ReproCode, shrinkage: Shrinkage) -> ReproCode:
+    return code.with_number(shrinkage.size, len(shrinkage.kept)) if shrinkage.renumbers else code
 
 
 def _cut(value: Tensor, dim: int, kept: Tensor) -> Tensor:
@@ -218,7 +213,7 @@ def _in_float32(case: ReproCase, trials: Trials) -> ReproCase:
         return case
     right = case.golden or case.mine
     try:
-        expected = evaluated(right.statements, values, right.output)
+        expected = right.run(values)
     except Unreplayable:
         return case
     if case.measure is ErrorMeasure.EXACT:

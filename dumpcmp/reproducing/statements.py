@@ -15,7 +15,7 @@ from dumpcmp.nouns.op_names import plain_operator
 from dumpcmp.nouns.record import Call
 from dumpcmp.replay.arguments import CallArguments, read_arguments
 from dumpcmp.replay.listed import function_named
-from dumpcmp.replay.running import rerun, run_natively
+from dumpcmp.replay.running import rerun
 
 _PUBLIC = {
     "torch._VariableFunctionsClass": "torch",
@@ -53,13 +53,10 @@ class Statement:
         tree = _with_number(json.loads(self.call.arguments), old, new)
         return replace(self, call=replace(self.call, arguments=json.dumps(tree)))
 
-    def run(self, values: Mapping[str, Tensor], *, natively: bool = False) -> dict[str, Tensor]:
-        """What it gives by variable, in float64 or in the dtypes of `values`."""
+    def run(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What it gives in float64, by variable."""
         given = {slot: values[name] for slot, name in self.takes.items()}
-        if natively:
-            outputs = run_natively(self.call, given)
-        else:
-            outputs = rerun(self.call, given, is_rated=False).outputs
+        outputs = rerun(self.call, given, is_rated=False).outputs
         return {name: outputs[slot] for slot, name in self.gives.items() if slot in outputs}
 
     def lines(self) -> list[str]:

@@ -204,3 +204,59 @@ def test_strides_are_put_back(stride: tuple[int, ...]) -> None:
     laid = restrided(dense, stride)
     assert laid.stride() == stride
     assert torch.equal(laid, dense)
+
+
+def train(path: Path, make: Callable[..., torch.optim.Optimizer], steps: int = 3) -> Path:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    optimizer = make(model.parameters())
+    with dumpcmp.capture(model, path, backward=True, weights=True):
+        for step in range(steps):
+            optimizer.zero_grad()
+            x = torch.randn(3, 8, generator=torch.Generator().manual_seed(step))
+            model(x).square().sum().backward()
+            optimizer.step()
+    return path
+
+
+def with_adamw(weights: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(weights, lr=0.01, weight_decay=0.1)
+
+
+def with_adam(weights: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(weights, lr=0.01, weight_decay=0.1)
+
+
+class HalfOf(torch.optim.SGD):
+    """No optimizer of torch: its settings are those of another."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        del closure
+        with torch.no_grad():
+            for weight in self.param_groups[0]["params"]:
+                weight.sub_(weight.grad, alpha=0.005)
+
+
+def with_half(weights: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    return HalfOf(weights, lr=0.01)
+
+
+@pytest.mark.parametrize("key", ["", "0#0 param.weight"])
+def test_steps_of_an_optimizer_are_taken_again(key: str, tmp_path: Path) -> None:
+    golden, mine = train(tmp_path / "d1", with_adamw), train(tmp_path / "d2", with_adam)
+    made = dumpcmp.repro(mine, golden, key, path=tmp_path / "repro")
+    assert made.case.kind is GuiltyKind.OPTIMIZER
+    assert made.is_fresh
+    status, said = ends(made)
+    assert (status, "AssertionError" in said) == (1, True), said
+    assert ends(made, "--right") == (0, "")
+    assert "torch.optim.AdamW" in (made.path / "repro.py").read_text()
+
+
+def test_an_optimizer_that_is_not_torchs_shows_both_sides(tmp_path: Path) -> None:
+    golden, mine = train(tmp_path / "d1", with_adamw), train(tmp_path / "d2", with_half)
+    made = dumpcmp.repro(mine, golden, "0#0 param.weight", path=tmp_path / "repro")
+    assert made.case.kind is GuiltyKind.VALUE
+    assert "is no optimizer of torch" in (made.path / "README.md").read_text()
+    assert ends(made)[0] == 1
+    assert ends(made, "--right") == (0, "")
