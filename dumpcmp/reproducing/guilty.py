@@ -158,7 +158,12 @@ class Guilty:
                     mine.tensor(agreed[value]) if value in agreed else golden.tensor(value)
                 )
         source = region.statements[-1].call.source
-        return self._case(GuiltyKind.PROGRAM, region, values, mine.tensor(own), source, other)
+        kind = GuiltyKind.PROGRAM
+        try:
+            return self._case(kind, region, values, mine.tensor(own), source, other)
+        except Unreplayable:  # less than the run rounds, and still another program
+            wide = {n: v.double() if v.is_floating_point() else v for n, v in values.items()}
+            return self._case(kind, region, wide, region.run(wide), source, other)
 
     def _meeting(self) -> Row:
         """Where both runs have a value that shows the difference."""
@@ -254,6 +259,7 @@ class Guilty:
         eps = torch.finfo(recorded.dtype).eps if recorded.dtype.is_floating_point else _SINGLE
         replay = self.row.replay
         single = len(right.statements) == 1 and replay is not None and replay.is_known
+        single = single and replay is not None and replay.eps <= eps  # rounded as the run was
         whole = bound(replay) if single and replay else _CALLS * eps * len(right.statements)
         element = eps + _ELEMENT * max(
             min(eps, _SINGLE) * (replay.condition if single and replay else 1.0), 0.0

@@ -114,8 +114,9 @@ def _recorded(archive: Archive, key: Key, step: int) -> tuple[str, dict[str, Any
 
 
 def _optimizers(arguments: str) -> Iterator[dict[str, Any]]:
+    """Those that stepped, of whatever class."""
     for part in json.loads(arguments).get("args", ()):
-        if isinstance(part, dict) and str(part.get("object", "")).startswith("torch.optim."):
+        if isinstance(part, dict) and "groups" in part.get("parts", ()):
             yield part
 
 

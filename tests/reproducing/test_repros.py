@@ -74,6 +74,10 @@ def raise_eps(model: Block) -> None:
     model.norm.eps = 0.1
 
 
+def raise_eps_a_little(model: Block) -> None:
+    model.norm.eps = 1.1e-5
+
+
 def leave_out(model: Block) -> None:
     model.between = lambda x: x
 
@@ -83,6 +87,7 @@ FAULTS = {
     "sign": (tampered(Fault("", "up", "linear", on_output(flip_channel))), GuiltyKind.KERNEL),
     "nan": (tampered(Fault("", "", "softmax", on_output(one_nan))), GuiltyKind.KERNEL),
     "eps": (edited(raise_eps), GuiltyKind.PROGRAM),
+    "eps, below rounding": (edited(raise_eps_a_little), GuiltyKind.PROGRAM),
     "op missing": (edited(leave_out), GuiltyKind.PROGRAM),
     "weight": (edited(swap_rows), GuiltyKind.VALUE),
 }
@@ -102,7 +107,13 @@ def ends(made: dumpcmp.Repro, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("name", FAULTS)
+OFTEN = ("scaled", "op missing", "weight")  # one of each kind; the others are further cases
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in OFTEN else pytest.param(name, marks=pytest.mark.long) for name in FAULTS],
+)
 def test_it_fails_as_it_stands_and_passes_with_the_right_op(
     name: str, golden: Path, tmp_path: Path
 ) -> None:
@@ -206,7 +217,7 @@ def test_strides_are_put_back(stride: tuple[int, ...]) -> None:
     assert torch.equal(laid, dense)
 
 
-def train(path: Path, make: Callable[..., torch.optim.Optimizer], steps: int = 3) -> Path:
+def train(path: Path, make: Callable[..., torch.optim.Optimizer], steps: int = 2) -> Path:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
     optimizer = make(model.parameters())
@@ -241,10 +252,9 @@ def with_half(weights: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
     return HalfOf(weights, lr=0.01)
 
 
-@pytest.mark.parametrize("key", ["", "0#0 param.weight"])
-def test_steps_of_an_optimizer_are_taken_again(key: str, tmp_path: Path) -> None:
+def test_steps_of_an_optimizer_are_taken_again(tmp_path: Path) -> None:
     golden, mine = train(tmp_path / "d1", with_adamw), train(tmp_path / "d2", with_adam)
-    made = dumpcmp.repro(mine, golden, key, path=tmp_path / "repro")
+    made = dumpcmp.repro(mine, golden, path=tmp_path / "repro")
     assert made.case.kind is GuiltyKind.OPTIMIZER
     assert made.is_fresh
     status, said = ends(made)
