@@ -28,6 +28,7 @@ TABLES: dict[str, str] = {
     "ports": "ports",
     "proof": "proof",
     "quantised": "quantised",
+    "repros": "repros",
     "chunks": "chunks",
     "compiled": "compiled",
     "compiled-cost": "compiled_cost",

@@ -15,6 +15,7 @@ COMMANDS: dict[str, str] = {
     "compare": "hold a run against golden and say where it first goes wrong",
     "report": "make one HTML page of a report, which opens from disk",
     "explain": "say in words all that is known of one value, and what its difference looks like",
+    "repro": "cut the guilty op out into a folder that shows the fault alone",
     "map": "propose a mapping between two implementations of a model",
     "golden": "keep a golden run as a small file, and hold programs against it",
     "check": "run a program and check every op against itself in float64",

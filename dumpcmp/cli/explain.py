@@ -27,6 +27,7 @@ def command(
     it the first divergence is meant. Exits as compare does.
     """
     from dumpcmp.comparing import compare
+    from dumpcmp.report.advice import repro_command
     from dumpcmp.report.telling import meant, words_of
     from dumpcmp.report.terminal import Screen, plain
 
@@ -39,4 +40,9 @@ def command(
         console.print()
         for line in words_of(outcome, place):
             console.print(plain(line))
+    first = outcome.first_divergence
+    if first is not None and not key and not first.key.op.is_effect:
+        console.print()
+        command = repro_command(first, str(golden_path), str(my_path))
+        console.print(plain(f"To attach it to a ticket: {command}"))
     return outcome.exit_code

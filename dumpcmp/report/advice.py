@@ -28,6 +28,8 @@ def _about(first: Row, golden: str, mine: str) -> Iterator[tuple[str, str]]:
     key = first.key
     value = f"{key.op}#{key.call} {key.slot}"
     yield _line("dumpcmp", "explain", mine, golden, value), "all that is known of that value"
+    if not key.op.is_effect:
+        yield repro_command(first, golden, mine), "the fault alone, to attach to a ticket"
     if first.target_key is not None:
         op = first.target_key.op
         yield _line("dumpcmp", "show", mine, op, "--values"), "what my side took and gave there"
@@ -37,6 +39,12 @@ def _about(first: Row, golden: str, mine: str) -> Iterator[tuple[str, str]]:
     only = ("--layer", f"{key.op.module}*", "--token", str(key.step))
     command = _line("dumpcmp", "compare", "--my-path", mine, "--golden-path", golden, *only)
     yield command, "that module and token alone, after a change"
+
+
+def repro_command(row: Row, golden: str, mine: str) -> str:
+    """What cuts the fault of `row` out."""
+    value = f"{row.key.op}#{row.key.call} {row.key.slot}"
+    return _line("dumpcmp", "repro", mine, golden, value, "--path", "repro")
 
 
 def _line(*words: str) -> str:

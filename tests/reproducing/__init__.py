@@ -1,0 +1,1 @@
+"""Repros of faults, cut out of runs."""
