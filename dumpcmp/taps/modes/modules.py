@@ -51,7 +51,7 @@ from dumpcmp.taps.modes.warning_places import warnings_as_uncaptured
 from dumpcmp.taps.recording.changed_inputs import GivenArguments, given_to, put_changed
 from dumpcmp.taps.recording.end_state import put_state, put_state_of
 from dumpcmp.taps.recording.gradients import Watches
-from dumpcmp.taps.recording.last_look import LastLook, Weights
+from dumpcmp.taps.recording.last_look import LastLook, ModuleWeights
 from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder
@@ -170,7 +170,7 @@ class ModuleCapture:
         """Whether nothing is being recorded on this thread, or into a CUDA graph."""
         return self._here.step is None and not self.recorder.is_taped
 
-    def _look_once_more(self, step: Step, weights: Weights) -> None:
+    def _look_once_more(self, step: Step, weights: ModuleWeights) -> None:
         """Record what a model became that is gone before the run ends."""
         if self._knows_state:
             put_state_of(self.recorder, step, weights)

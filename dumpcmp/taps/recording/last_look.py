@@ -15,7 +15,7 @@ from dumpcmp.taps.recording.models import Model
 from dumpcmp.taps.recording.step import Step
 from dumpcmp.taps.recording.weighing import own_weights
 
-Weights = dict[str, Slots]  # by the path of their module
+ModuleWeights = dict[str, Slots]  # by the path of their module
 
 
 class LastLook:
@@ -25,7 +25,9 @@ class LastLook:
     given its weights. What the garbage collector frees in a cycle is gone by then.
     """
 
-    def __init__(self, is_quiet: Callable[[], bool], look: Callable[[Step, Weights], None]) -> None:
+    def __init__(
+        self, is_quiet: Callable[[], bool], look: Callable[[Step, ModuleWeights], None]
+    ) -> None:
         self.ended: dict[str, int] = {}  # the last steps of models that are gone
         self.step: Step | None = None  # of the one that went last
         self._is_quiet, self._look = is_quiet, look
@@ -76,7 +78,7 @@ class _Watched:
             known = ((self._paths.get(id(module)), module) for module in inner)
             self._inner = [(path, weakref.ref(one)) for path, one in known if path is not None]
 
-    def weights(self) -> Weights:
+    def weights(self) -> ModuleWeights:
         """Its parameters and buffers by module; none if some are gone already."""
         inner = [(path, ref()) for path, ref in self._inner]
         own = [(slot, ref()) for slot, ref in self._own]
