@@ -6,7 +6,10 @@ from torch import Tensor, nn
 
 class Remainder(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        each = [torch.floor_divide(a, b) for a, b in zip(x.split(1), y.split(1), strict=True)]
+        each = [
+            torch.floor_divide(a, b)
+            for a, b in zip(x.tensor_split(2), y.tensor_split(2), strict=True)
+        ]
         return x - torch.cat(each) * y
 
 

@@ -25,7 +25,8 @@ def program(state: Tensor, x: Tensor) -> Tensor:
     def body(count: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         return count + 1, value + 1
 
-    _, out = while_loop(goes_on, body, (torch.tensor(0), x))
+    start = torch.tensor(0), x
+    _, out = while_loop(goes_on, body, start)  # type: ignore[no-untyped-call]
     return out  # type: ignore[no-any-return]
 
 
