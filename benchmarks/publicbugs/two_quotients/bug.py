@@ -8,19 +8,19 @@ from benchmarks.publicbugs.corpus import Bug, Guilty
 BUG = Bug(
     "pytorch/pytorch#193754",
     "kernel",
-    Guilty(("floor_divide",), near=("mul", "sub")),
-    "560 // 3 is 187 and not 186",
+    Guilty(("floor_divide",), near=("mul",)),
+    "560 // 3 is 187 and not 186, doubled",
     tolerance=1e-5,
     held_out=True,
 )
 
 
-class Remainder(nn.Module):
+class Quotient(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return x - torch.floor_divide(x, y) * y
+        return torch.floor_divide(x, y) * 2
 
 
 def run() -> Tensor:
     x = torch.tensor([560.0, 561.0], dtype=torch.bfloat16)
-    out: Tensor = Remainder()(x, torch.full_like(x, 3.0))
+    out: Tensor = Quotient()(x, torch.full_like(x, 3.0))
     return out
