@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Unpack
@@ -167,13 +168,30 @@ def error_of(program: Callable[[], object]) -> BaseException | None:
 def script_program(script: str, arguments: tuple[str, ...]) -> CertifiedProgram:
     """A file, run as Python itself would."""
     words = ("--kind", "script", script, *arguments)
-    return CertifiedProgram(lambda: witness.run_script(script, arguments), words)
+    return CertifiedProgram(_kept_alive(partial(witness.run_script, script, arguments)), words)
 
 
 def module_program(module: str, arguments: tuple[str, ...]) -> CertifiedProgram:
     """A module, run as ``python -m`` would."""
     words = ("--kind", "module", module, *arguments)
-    return CertifiedProgram(lambda: witness.run_module(module, arguments), words)
+    return CertifiedProgram(_kept_alive(partial(witness.run_module, module, arguments)), words)
+
+
+def _kept_alive(run: Callable[[], object]) -> Callable[[], object]:
+    """`run`, whose globals live until nobody asks for it any more, as Python's own do.
+
+    So what the program has made is still there when the capture looks at it in the end.
+    """
+    kept: list[object] = []
+
+    def program() -> None:
+        try:
+            kept.append(run())
+        except BaseException as error:
+            kept.append(error.__traceback__)
+            raise
+
+    return program
 
 
 def has_module(module: str) -> bool:

@@ -469,18 +469,18 @@ def stdout_kept(is_terminal: bool | None = None) -> Iterator[Tee]:
 # Programs
 
 
-def run_script(script: str, arguments: Sequence[str]) -> None:
-    """Run a file as Python itself would, with `arguments` in sys.argv."""
+def run_script(script: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Run a file as Python itself would, with `arguments` in sys.argv; gives its globals."""
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
-    runpy.run_path(script, run_name="__main__")
+    return runpy.run_path(script, run_name="__main__")
 
 
-def run_module(module: str, arguments: Sequence[str]) -> None:
-    """Run a module as ``python -m`` would."""
+def run_module(module: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Run a module as ``python -m`` would; gives its globals."""
     sys.argv = [module, *arguments]
     sys.path.insert(0, str(Path.cwd()))
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def model_and_inputs(made: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from array import array
 from bisect import bisect_right
 from collections import Counter
@@ -80,25 +81,60 @@ class Shown(Sequence[Row]):
         return self._read(self._places[place])
 
 
+class _Chunks:
+    """Chunks of rows in memory, and in a file that has no name and is closed when they go."""
+
+    def __init__(self) -> None:
+        self._places: list[Sequence[Row] | slice] = []  # of the file, where it lies there
+        self._descriptor = -1  # of the file, once there is one
+        self._end = 0  # of the file
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def append(self, rows: Sequence[Row], *, is_kept: bool) -> None:
+        """Add a chunk, which is kept in memory, or else stored."""
+        self._places.append(rows if is_kept else self._stored(rows))
+
+    def read(self, number: int) -> Sequence[Row]:
+        """The rows of one chunk."""
+        place = self._places[number]
+        if not isinstance(place, slice):
+            return place
+        return unpack_rows(os.pread(self._descriptor, place.stop - place.start, place.start))
+
+    def _stored(self, rows: Sequence[Row]) -> slice:
+        """Where in the file `rows` are now."""
+        if self._descriptor < 0:
+            file = TemporaryFile(prefix="dumpcmp-")  # noqa: SIM115 (it lives as long as the rows)
+            weakref.finalize(self, file.close)
+            self._descriptor = file.fileno()
+        content = memoryview(pack_rows(rows))
+        place, start = self._end, self._end
+        self._end += len(content)
+        while content:
+            written = os.pwrite(self._descriptor, content, place)
+            content, place = content[written:], place + written
+        return slice(start, self._end)
+
+
 class Rows(Sequence[Row]):
     """Rows in order of execution, as a tuple would have them.
 
-    The first `KEPT` of them are kept. Others lie in a file that has no name and is gone with them,
-    and some twenty bytes of each stay in memory.
+    The first `KEPT` of them are kept. Others lie in a file, and some twenty bytes of each stay in
+    memory.
     """
 
     def __init__(self) -> None:
-        self._file = TemporaryFile(prefix="dumpcmp-")  # noqa: SIM115 (it lives as long as the rows)
         self._starts = [0]  # the first row of each chunk, and where the next one begins
-        self._chunks: list[Sequence[Row] | slice] = []  # of the file, where it lies there
-        self._end = 0  # of the file
+        self._chunks = _Chunks()
         self._verdicts = bytearray()
         self._traits = bytearray()
         self._errors = array("d")  # rel_l2, NaN where there is none
         self._heirs = Counter[Key]()  # failing rows by their causes
         self.held = Counter[str]()  # values of each side, and those of them that are paired
         self.own: dict[str, None] = {}  # the columns of a user's own numbers
-        self._chunk = lru_cache(4)(self._read_chunk)
+        self._chunk = lru_cache(4)(self._chunks.read)
 
     def extend(self, rows: Sequence[Row]) -> None:
         """Add `rows`, which are all of some steps."""
@@ -112,8 +148,7 @@ class Rows(Sequence[Row]):
         self._heirs.update(row.cause for row in rows if row.cause and row.verdict.fails)
 
     def _append(self, rows: Sequence[Row]) -> None:
-        is_kept = self._starts[-1] + len(rows) <= KEPT
-        self._chunks.append(rows if is_kept else self._stored(rows))
+        self._chunks.append(rows, is_kept=self._starts[-1] + len(rows) <= KEPT)
         self._starts.append(self._starts[-1] + len(rows))
         self._verdicts += bytes([_NUMBER[row.judgement.verdict] for row in rows])
         self._traits += bytes(map(traits_of, rows))
@@ -122,7 +157,7 @@ class Rows(Sequence[Row]):
     def _append_equal(self, rows: EqualRows) -> None:
         """Add what is known of all rows alike; columns are small, and stay in memory."""
         count = len(rows)
-        self._chunks.append(rows)
+        self._chunks.append(rows, is_kept=True)
         self._starts.append(self._starts[-1] + count)
         self._verdicts += bytes([_NUMBER[Verdict.PASS]]) * count
         ends = (_is_end(name.op, name.slot) for name in rows.names)
@@ -130,23 +165,6 @@ class Rows(Sequence[Row]):
         self._errors.extend([0.0] * count)
         sides = ("golden", "golden paired", "mine", "mine paired")
         self.held += Counter(dict.fromkeys(sides, count))
-
-    def _stored(self, rows: Sequence[Row]) -> slice:
-        """Where in the file `rows` are now."""
-        content = memoryview(pack_rows(rows))
-        place, start = self._end, self._end
-        self._end += len(content)
-        while content:
-            written = os.pwrite(self._file.fileno(), content, place)
-            content, place = content[written:], place + written
-        return slice(start, self._end)
-
-    def _read_chunk(self, number: int) -> Sequence[Row]:
-        chunk = self._chunks[number]
-        if not isinstance(chunk, slice):
-            return chunk
-        content = os.pread(self._file.fileno(), chunk.stop - chunk.start, chunk.start)
-        return unpack_rows(content)
 
     def _at(self, place: int) -> Row:
         number = bisect_right(self._starts, place) - 1
@@ -165,7 +183,7 @@ class Rows(Sequence[Row]):
 
     def chunks(self) -> Iterator[Sequence[Row]]:
         """The rows, some at a time."""
-        return map(self._read_chunk, range(len(self._chunks)))
+        return map(self._chunks.read, range(len(self._chunks)))
 
     def __iter__(self) -> Iterator[Row]:
         for chunk in self.chunks():

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
@@ -83,10 +83,13 @@ class Recruiter:
 
     def recruit(self, *words: Any) -> "Rank":
         """A new rank, told `words`."""
-        mine, theirs = multiprocessing.Pipe()
-        errors = tempfile.TemporaryFile()  # noqa: SIM115
-        pid = self._ask(words, theirs.fileno(), errors.fileno())
-        theirs.close()
+        with ExitStack() as undo:
+            mine, theirs = multiprocessing.Pipe()
+            undo.callback(mine.close)
+            errors = undo.enter_context(tempfile.TemporaryFile())
+            with theirs:
+                pid = self._ask(words, theirs.fileno(), errors.fileno())
+            undo.pop_all()
         return Rank(self, pid, mine, errors)
 
     def exit_code(self, pid: int, seconds: float) -> int | None:
@@ -198,10 +201,18 @@ class Ranks:
                 hint="use backend='gloo', or fewer parts",
             )
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        if self._recruiter is None or not self._recruiter.is_alive:
-            self._recruiter = _recruiter()
-        recruit, words = self._recruiter.recruit, (num, self.backend, store.port, self.timeout)
-        self._crews[num] = Crew(tuple(recruit(rank, *words) for rank in range(num)), store)
+        if self._recruiter is not None and not self._recruiter.is_alive:
+            self._recruiter.end()
+            self._recruiter = None
+        self._recruiter = self._recruiter or _recruiter()
+        words = (num, self.backend, store.port, self.timeout)
+        with ExitStack() as undo:
+            ranks = []
+            for number in range(num):
+                ranks.append(self._recruiter.recruit(number, *words))
+                undo.callback(ranks[-1].end)
+            undo.pop_all()
+        self._crews[num] = Crew(tuple(ranks), store)
         self._hear(num, START)
 
     def _hear(self, num: int, timeout: float) -> None:

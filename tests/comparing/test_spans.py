@@ -3,6 +3,7 @@
 import gc
 import json
 import tracemalloc
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -25,7 +26,7 @@ from dumpcmp.nouns import rows
 from dumpcmp.nouns.equal_rows import EqualRows
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.outcome import Outcome
-from dumpcmp.nouns.row import Verdict
+from dumpcmp.nouns.row import Judgement, Row, Verdict
 from dumpcmp.nouns.rows import Rows
 from dumpcmp.report.csvfile import write_csv
 from dumpcmp.report.jsonfile import write_json
@@ -137,6 +138,25 @@ def test_spans_change_nothing(
     cut = compare(golden, one.mine)
     assert isinstance(cut.rows, Rows)
     assert told(cut, tmp_path / "cut") == one.told
+
+
+def test_the_file_of_rows_is_closed_when_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if garbage is what they become: nobody closes an answer."""
+    monkeypatch.setattr(rows, "KEPT", 1)
+    verdict = Judgement(Verdict.PASS, "")
+    many = [Row(Key("Model", 0, f"op{n}", 0, "output.0"), n, verdict) for n in range(3)]
+    kept = Rows()
+    kept.extend(many)
+    cycle: list[object] = [kept]
+    cycle.append(cycle)
+    assert [row.key for row in kept] == [row.key for row in many]
+    num_open = len(list(Path("/proc/self/fd").iterdir()))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        del kept, cycle
+        gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_open - 1
+    assert not [one for one in said if one.category is ResourceWarning]
 
 
 @pytest.mark.parametrize("fault", FAULTS)

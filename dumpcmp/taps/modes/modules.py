@@ -49,8 +49,9 @@ from dumpcmp.taps.modes.replicas import Parallels
 from dumpcmp.taps.modes.torch_conditions import overrides_as_uncaptured
 from dumpcmp.taps.modes.warning_places import warnings_as_uncaptured
 from dumpcmp.taps.recording.changed_inputs import GivenArguments, given_to, put_changed
-from dumpcmp.taps.recording.end_state import put_state
+from dumpcmp.taps.recording.end_state import put_state, put_state_of
 from dumpcmp.taps.recording.gradients import Watches
+from dumpcmp.taps.recording.last_look import LastLook, ModuleWeights
 from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder
@@ -165,8 +166,19 @@ class ModuleCapture:
         """Whether weights after the last step are what steps record of them."""
         return self._door is None or not distributed.keeps_flat(self._door.parallel)
 
+    def _is_quiet(self) -> bool:
+        """Whether nothing is being recorded on this thread, or into a CUDA graph."""
+        return self._here.step is None and not self.recorder.is_taped
+
+    def _look_once_more(self, step: Step, weights: ModuleWeights) -> None:
+        """Record what a model became that is gone before the run ends."""
+        if self._knows_state:
+            put_state_of(self.recorder, step, weights)
+
     def finish(self) -> None:
         """Record what the run leaves behind, while the archive is still open."""
+        if self.recorder.last_look is not None:
+            self.recorder.last_look.close()
         if self._knows_state:
             put_state(self.recorder)
         if self._training is not None:
@@ -199,6 +211,7 @@ class ModuleCapture:
             self._ends.enter_context(self._parallels.watched())
             if self.precision is not None:
                 self._ends.callback(self.precision.restore)
+            self.recorder.last_look = LastLook(self._is_quiet, self._look_once_more)
             self._training = Training(
                 self.recorder, callables.is_traced, self._num_ranks, self._is_on_all_ranks
             )

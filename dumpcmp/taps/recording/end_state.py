@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from dumpcmp.handlers import HOLD
 from dumpcmp.nouns.effects import TARGET, Effect
@@ -30,12 +30,20 @@ def put_state(recorder: Recorder) -> None:
     with HOLD, recorder.sparing(), DisableTorchFunction(), DisableTorchDispatch():
         for root, step in recorder.latest_steps():
             if step.model.is_weighed:
-                _put(step, root)
+                _put(step, weights_of(root, step.model))
 
 
-def _put(step: Step, root: nn.Module) -> None:
+def put_state_of(recorder: Recorder, step: Step, weights: Mapping[str, Slots]) -> None:
+    """Record what the model of `step`, which goes now, has become since it was recorded."""
+    if recorder.is_inert or recorder.weights is Weights.NOTHING or not step.model.is_weighed:
+        return
+    with HOLD, recorder.sparing(), DisableTorchFunction(), DisableTorchDispatch():
+        _put(step, weights)
+
+
+def _put(step: Step, weights: Mapping[str, Slots]) -> None:
     model = step.model
-    changed = _changed(model, weights_of(root, model))
+    changed = _changed(model, weights)
     slots = {f"{slot.partition('.')[0]}.{f'{path}.' if path else ''}{slot.partition('.')[2]}": one
              for path, some in changed.items() if step.tap.selects_op(path or ROOT)
              for slot, one in some}  # fmt: skip

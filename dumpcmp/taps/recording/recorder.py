@@ -11,6 +11,7 @@ from dumpcmp.nouns.record import Sink
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.pytorch.graph_text import graph_text
 from dumpcmp.pytorch.module_trees import ByModule, has_state
+from dumpcmp.taps.recording.last_look import LastLook
 from dumpcmp.taps.recording.models import FunctionModel, Model
 from dumpcmp.taps.recording.step import Step
 from dumpcmp.taps.recording.step_kinds import FunctionStep
@@ -33,6 +34,7 @@ class Recorder(Outlet):
         self.num_steps = 0  # of the model that ran most
         self._models = ByModule[Model]()
         self._latest = ByModule[Step]()
+        self.last_look: LastLook | None = None  # at models that go before the run ends
         self._stateless: dict[type | str, Model] = {}
         self._taken: dict[str, int] = {}
         self._unfinished: dict[str, int] = {}  # by model: a step that is over, but for its effects
@@ -60,6 +62,8 @@ class Recorder(Outlet):
                 self.reel.take(model, number, "" if part is None else model.path_of(part, ""))
             else:
                 self._weigh(model, root, step)
+                if self.last_look is not None:
+                    self.last_look.watch(root, step)
             return step
 
     def _weigh(self, model: Model, root: nn.Module, step: Step, in_brief: bool = False) -> None:
@@ -86,6 +90,8 @@ class Recorder(Outlet):
         if (root := model.root) is not None:
             self._latest.set(root, step)
             self._weigh(model, root, step, in_brief=model.is_weighed)
+            if self.last_look is not None:
+                self.last_look.watch(root, step)
         return step
 
     def begin_function(

@@ -49,7 +49,7 @@ class Training:
         is_on_all_ranks: Callable[[Tensor], bool] = lambda _: True,
     ) -> None:
         self._recorder, self._is_traced = recorder, is_traced
-        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._optimizers: list[_LastStep] = []  # of each, in the order in which they came
         self._numbers: dict[tuple[str, int], int] = {}  # of what steered a step so far
         self._before: dict[int, dict[str, Any]] = {}  # what optimizers that step now had kept
         self._began = _generators()
@@ -80,7 +80,9 @@ class Training:
     def facts(self) -> dict[str, Any]:
         """What run.json says of how the run began and ended, for what effects do not tell."""
         steps = (step for _, step in self._recorder.latest_steps())
-        last = {step.model.name: step.model.num_steps - 1 for step in steps}
+        look = self._recorder.last_look
+        last = {} if look is None else dict(look.ended)
+        last |= {step.model.name: step.model.num_steps - 1 for step in steps}
         return {"generators": self._began, "last_steps": last}
 
     @property
@@ -95,9 +97,9 @@ class Training:
             latest = self._latest()
             if latest is None or not records_effects(latest):
                 return
-            known = [one for ref in self._optimizers if (one := ref()) is not None]
-            self._has_optimizers = all(map(self._is_whole, known))
-            for number, optimizer in enumerate(known if self._has_optimizers else ()):
+            known = [(n, one) for n, each in enumerate(self._optimizers) if (one := each.ref())]
+            self._has_optimizers = all(self._is_whole(one) for _, one in known)
+            for number, optimizer in known if self._has_optimizers else ():
                 step = self._step_of(optimizer) or latest
                 self._put(step, Effect.OPTIMIZER, number, _optimizer(optimizer, self._names()))
             drawn = {name: {"dict": told} for name, told in _generators().items()
@@ -145,11 +147,33 @@ class Training:
         if self._is_traced():
             return
         with HOLD, self._recorder.sparing(), DisableTorchFunction(), DisableTorchDispatch():
-            if not any(ref() is optimizer for ref in self._optimizers):
-                self._optimizers.append(weakref.ref(optimizer))
+            step = self._step_of(optimizer)
+            if self._num_ranks == 1:
+                self._last_step_of(optimizer).keep(optimizer, step, self._names)
+            else:
+                self._last_step_of(optimizer)
             parts: dict[str, Any] = self._before.pop(id(optimizer), {})
             parts["groups"] = [_settings(group) for group in optimizer.param_groups]
-            self._steered(self._step_of(optimizer), kind_of(optimizer), parts)
+            self._steered(step, kind_of(optimizer), parts)
+
+    def _last_step_of(self, optimizer: Optimizer) -> _LastStep:
+        for known in self._optimizers:
+            if known.ref() is optimizer:
+                return known
+        number = len(self._optimizers)
+        self._optimizers.append(_LastStep(optimizer, lambda _: self._put_gone(number)))
+        return self._optimizers[-1]
+
+    def _put_gone(self, number: int) -> None:
+        """Record an optimizer that goes before the run ends, if all of it is still there."""
+        if HOLD.depth:
+            return
+        with HOLD, self._recorder.sparing(), DisableTorchFunction(), DisableTorchDispatch():
+            known = self._optimizers[number]
+            told, step = known.told(), known.step
+            is_quiet = self._recorder.active() is None and not self._is_traced()
+            if told is not None and step is not None and is_quiet and records_effects(step):
+                self._put(step, Effect.OPTIMIZER, number, told)
 
     def _clip(self, clip: Any, parameters: Any, max_norm: Any, total_norm: Any, *rest: Any) -> Any:
         """When gradients are clipped to a norm."""
@@ -190,8 +214,8 @@ class Training:
 
     def _latest(self) -> Step | None:
         """The step that ran last, of whatever model."""
-        steps = self._recorder.latest_steps()
-        return steps[-1][1] if steps else None
+        steps, look = self._recorder.latest_steps(), self._recorder.last_look
+        return steps[-1][1] if steps else None if look is None else look.step
 
     def _step_of(self, optimizer: Optimizer) -> Step | None:
         """The latest step of the model whose parameters it has; else of the one that ran last."""
@@ -212,6 +236,55 @@ class _Told:
 
     def __init__(self, kind: str, parts: dict[str, Any]) -> None:
         self.kind, self.parts = kind, parts
+
+
+class _LastStep:
+    """An optimizer as it last stepped, by weak references: nothing of it lives longer for it."""
+
+    def __init__(self, optimizer: Optimizer, gone: Callable[[Any], None]) -> None:
+        self.ref = weakref.ref(optimizer, gone)
+        self.step: Step | None = None
+        self._kind, self._parts = kind_of(optimizer), dict[str, Any]()
+        self._names: dict[int, str] = {}
+        self._met: set[int] = set()  # parameters, by identity
+
+    def keep(
+        self, optimizer: Optimizer, step: Step | None, names: Callable[[], dict[int, str]]
+    ) -> None:
+        """Know what `optimizer` keeps now; `names` are asked for what it has not met."""
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if own != self._met:
+            self._names, self._met = names(), own
+        self.step, told = step, _optimizer(optimizer, self._names)
+        self._parts = {
+            "groups": told.parts["groups"],
+            "state": {
+                name: {word: _weakly(value) for word, value in held.items()}
+                for name, held in told.parts["state"].items()
+            },
+        }
+
+    def told(self) -> _Told | None:
+        """What it kept when it stepped last; None where some of it is gone."""
+        state = {
+            name: {word: _strongly(value) for word, value in held.items()}
+            for name, held in self._parts.get("state", {}).items()
+        }
+        if self.step is None or any(v is _GONE for held in state.values() for v in held.values()):
+            return None
+        return _Told(self._kind, {**self._parts, "state": state})
+
+
+_GONE = object()  # stands for a tensor that lives no longer
+
+
+def _weakly(value: Any) -> Any:
+    return weakref.ref(value) if isinstance(value, Tensor) else value
+
+
+def _strongly(value: Any) -> Any:
+    found = value() if isinstance(value, weakref.ref) else value
+    return _GONE if found is None and isinstance(value, weakref.ref) else found
 
 
 class _NumberWriter(TreeWriter):

@@ -41,12 +41,15 @@ def weights_of(root: nn.Module, model: Model) -> dict[str, Slots]:
     modules = list(modules_of(root))
     if any(id(module) not in model.paths for module in modules):  # added since the last step
         model.learn(root)
-    found = {model.paths[id(module)]: _own_weights(module) for module in modules}
+    found = {model.paths[id(module)]: own_weights(module) for module in modules}
     return {path: slots for path, slots in found.items() if slots}
 
 
-def _own_weights(module: nn.Module) -> Slots:
-    """Those of `module` alone. Torch's own iterators take five times as long, at every step."""
+def own_weights(module: nn.Module) -> Slots:
+    """The parameters and buffers of `module` alone.
+
+    Torch's own iterators take five times as long, at every step.
+    """
     parameters, buffers = module._parameters, module._buffers
     if not parameters and not buffers:
         return []

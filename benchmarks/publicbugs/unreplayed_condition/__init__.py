@@ -1,0 +1,1 @@
+"""pytorch/pytorch#195327."""
