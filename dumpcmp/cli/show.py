@@ -10,7 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from dumpcmp.archive.read.reader import Archive, excerpt, extremes, kernel_of, own_numbers
-from dumpcmp.archive.stores.urls import place
+from dumpcmp.archive.stores.urls import is_url, place
 from dumpcmp.cli.places import PLACE, with_cache
 from dumpcmp.nouns.effects import Effect, shown_tree, tree_of
 from dumpcmp.nouns.errors import ArchiveError, SelectionError
@@ -34,7 +34,7 @@ STAGES = {"original": "original", "aot": "aot", "final": "graph", "nodes": "node
 @click.option("--graph", type=click.Choice([*STAGES]),
               help="Print the graphs of a compiled run: as dynamo traced them, as AOTAutograd did, "
               "as Inductor lowered them, or each node's kernel and line.")  # fmt: skip
-@click.option("--view", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+@click.option("--view", type=PLACE, metavar="FILE",
               help="Write an HDF5 file that shows every value, links too, as a dataset with "
               "attributes; elements stay where they are.")  # fmt: skip
 @click.option("--pairs", is_flag=True,
@@ -71,6 +71,10 @@ def command(
     if view:
         from dumpcmp.archive.view import write_view
 
+        if is_url(view) or is_url(path):
+            raise SelectionError(
+                "a view refers to files of this machine", hint="copy the archive, or write it here"
+            )
         num_values = write_view(archive, view)
         click.echo(f"{visible(str(view))}: {counted(num_values, 'value')}")
         return

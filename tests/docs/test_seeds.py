@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from dumpcmp.cli import main
@@ -18,13 +19,20 @@ MOST_DIFFERENT = 8  # rows that do what they do in another way, on purpose
 __all__ = ["room"]
 
 
-def test_every_ability_has_a_command_that_does_it(room: Path) -> None:
+RANKS = "--backend gloo"
+
+
+@pytest.mark.parametrize(
+    "on_ranks", [False, pytest.param(True, marks=pytest.mark.long, id="on ranks")]
+)
+def test_every_ability_has_a_command_that_does_it(room: Path, on_ranks: bool) -> None:
     shutil.copy(GRAPH, room / "graph.ckp")
     names: dict[str, Any] = {"__name__": "__main__"}
     (setup,) = (block for block in PAGES["docs/seeds.md"] if block.language == "python")
     exec(compile(setup.text, str(setup), "exec"), names)
     for row in ROW.finditer(PAGE.read_text()):
-        _follow(row["ability"], row["command"], names)
+        if (RANKS in row["command"]) == on_ranks:
+            _follow(row["ability"], row["command"], names)
 
 
 def _follow(ability: str, command: str, names: dict[str, Any]) -> None:

@@ -74,4 +74,4 @@ def test_what_this_torch_does_not_have_is_refused(mode: dumpcmp.Compiled, said: 
 def test_modes_that_compile_nothing_take_no_options() -> None:
     for words in ({"config": {"a": 1}}, {"fusion_off": ("ALL",)}):
         with pytest.raises(SelectionError, match="says nothing to --mode eager"):
-            mode_with("eager", **words)  # type: ignore[arg-type]
+            mode_with("eager", **words)

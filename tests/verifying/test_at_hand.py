@@ -104,14 +104,12 @@ def test_the_keywords_of_torch_let_pass_what_they_name(
 
 
 def test_larger_multipliers_let_larger_errors_pass() -> None:
+    every: tuple[dict[str, Any], ...] = (
+        {}, {"use_larger_multiplier_for_smaller_tensor": True}, {"force_max_multiplier": True},
+    )  # fmt: skip
     exact = torch.linspace(0.1, 1, 8, dtype=torch.float64)
     golden, target = (exact * (1 + 3e-5)).float(), (exact * (1 + 18e-5)).float()
-    found = [
-        bool(same(golden, target, fp64_ref=exact, **words))
-        for words in (
-            {}, {"use_larger_multiplier_for_smaller_tensor": True}, {"force_max_multiplier": True},
-        )
-    ]  # fmt: skip
+    found = [bool(same(golden, target, fp64_ref=exact, **words)) for words in every]
     assert found == [False, True, True]
 
 
