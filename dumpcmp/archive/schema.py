@@ -285,8 +285,8 @@ def _instance(kind: type, value: Any) -> Any:
 
 def checked_sizes(sizes: Any) -> tuple[int, ...]:
     """`sizes` as a shape or stride; ValueError where they are none."""
-    if len(sizes) > 1024 or not all(type(size) is int and size >= 0 for size in sizes):
-        raise ValueError(f"{sizes} is no shape")
+    if len(sizes) > 1024 or not all(type(size) is int and 0 <= size < 1 << 63 for size in sizes):
+        raise ValueError(f"{str(sizes)[:80]} is no shape")
     return tuple(sizes)
 
 
