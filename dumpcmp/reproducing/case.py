@@ -19,7 +19,6 @@ class GuiltyKind(StrEnum):
     KERNEL = "wrong kernel"  # one call gives another result than float64
     PROGRAM = "different program"  # both spellings, side by side
     COMPILED = "compiled region"  # right as it is written, wrong as it was compiled
-    PARALLEL = "parallel"  # a collective, on several ranks
     OPTIMIZER = "optimizer step"
     VALUE = "different value"  # a weight or an input that no call made
 
