@@ -45,7 +45,10 @@ def test_every_reader_is_read_from(targets: Targets) -> None:
     assert tuple(targets.all) == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",  # torch.export takes long to import, and a test of hostile packages has it anyway
+    [pytest.param(n, marks=[pytest.mark.long] if n == "packages" else []) for n in NAMES],
+)
 def test_a_reader_answers_or_refuses_in_a_sentence(name: str, targets: Targets) -> None:
     read, inputs = targets.all[name]
     fuzzer = Guided(read, [*inputs, *corpus(name)], random.Random(f"{SEED} {name}"))
