@@ -11,7 +11,7 @@ from dumpcmp.cli.places import PLACE, with_cache
 @click.argument("my_path", metavar="MINE", type=PLACE)
 @click.argument("golden_path", metavar="GOLDEN", type=PLACE)
 @click.argument("key", metavar="[KEY]", default="")
-@click.option("--path", required=True, type=click.Path(path_type=Path), help="Folder to write.")
+@click.option("--path", required=True, type=PLACE, help="Folder to write, on this machine.")
 @click.option("--no-values", is_flag=True,
               help="Random numbers in place of the run's, if the fault stays.")  # fmt: skip
 @click.option("--mapping", type=PLACE,

@@ -42,6 +42,9 @@ class ConvertedGeFile(NpzFile):
                 found.append(replace(value, shape=header.shape[1:]))
         return Listed(tuple(found))
 
+    def has(self, value: Foreign) -> bool:
+        return value in self.listed().values
+
     def source(self, value: Foreign) -> Source:
         kind, _, number = value.name.partition(".")
         member = f"{kind}s"

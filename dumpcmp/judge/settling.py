@@ -10,7 +10,7 @@ from dumpcmp.judge.conditions import INEXACT, Conditions, Evidence
 from dumpcmp.judge.tolerances import GROWTH, ILL, SHORT_EPS
 from dumpcmp.judge.walking import each_after
 from dumpcmp.nouns.replay import Origin, Replay, Touched
-from dumpcmp.nouns.row import Judgement, Measured, Pair, Verdict, Why
+from dumpcmp.nouns.row import Judgement, Measured, Pair, Trouble, Verdict, Why
 
 Sources = Mapping[Pair, Sequence[Pair]]  # what each value was computed from, or is
 
@@ -91,7 +91,7 @@ def _settled(one: Evidence, judgement: Judgement, before: Sequence[Settled]) -> 
         is_apart = any(each.is_apart for each in before)
         return Settled(judgement, taint, is_flipped, is_apart, is_open)
     doubt = _Taint.DOUBT if any(each.is_open for each in before) else _Taint.NOTHING
-    if _is_hidden(one, judgement):
+    if one.measured.trouble is Trouble.UNREADABLE or _is_hidden(one, judgement):
         return _unknown(judgement, max(taint, doubt), is_flipped, before)
     if (one.replay is not None and one.replay.is_known and not _is_plain(one)) or _levels(one):
         return _right(judgement, max(taint, doubt), is_flipped, one)

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.stores.urls import is_url
 from dumpcmp.comparing import compare
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.options import readable
@@ -66,6 +67,8 @@ def repro(
 
         dumpcmp.repro("d2", "d1", path="repro")
     """
+    if is_url(path):
+        raise DumpcmpError(f"{path}: a repro is tried where it is written", hint="give a directory")
     path = Path(path)
     if path.exists() and not overwrite:
         raise DumpcmpError(f"{path} is there already", hint="--overwrite replaces it")

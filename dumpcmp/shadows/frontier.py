@@ -262,9 +262,6 @@ def _grafts(
     """What to try: golden's calls before the target's, nothing, and golden's in their place."""
     golden = known.shadow
     made = [(node, golden.quantity(value)) for node in ours for value in _left_by(golden, node)]
-    for lacking, other in made:  # all that takes what it took should take what it gives
-        for value in lacking.takes.values():
-            yield Guilt(lacking, is_golden=True), {id(golden.quantity(value)): other}
     for node in theirs:
         for value in node.gives.values():
             placed = target.quantity(value)
@@ -281,6 +278,9 @@ def _grafts(
                 yield Guilt(node), {id(placed): other}
             for _, other in made:
                 yield Guilt(node), {id(placed): other}
+    for lacking, other in made:  # all that takes what it took should take what it gives
+        for value in lacking.takes.values():
+            yield Guilt(lacking, is_golden=True), {id(golden.quantity(value)): other}
 
 
 def _taken_otherwise(

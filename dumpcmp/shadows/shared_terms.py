@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from dumpcmp.nouns.layouts import Mode, parse_layout
-from dumpcmp.nouns.op_names import canonical
+from dumpcmp.nouns.op_names import OpTable
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.replay.holding import hold
@@ -17,13 +17,15 @@ from dumpcmp.shadows.plain_arguments import plain_arguments
 from dumpcmp.shadows.program import Node, Program, ValueId
 
 _OUTPUT = "output.0"
-_ADDED = {  # slots of what functions add to a product, or to each other
-    "linear": ("input.2",),
-    "addmm": ("input.0",),
-    "baddbmm": ("input.0",),
-    "add": ("input.0", "input.1"),
-    "sub": ("input.0", "input.1"),
-}
+_ADDED = OpTable(  # slots of what functions add to a product, or to each other
+    {
+        "linear": ("input.2",),
+        "addmm": ("input.0",),
+        "baddbmm": ("input.0",),
+        "add": ("input.0", "input.1"),
+        "sub": ("input.0", "input.1"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def with_shared_terms(program: Program) -> Program:
 
 
 def _shared(program: Program, node: Node) -> Node:
-    slots = _ADDED.get(canonical(node.call.op.function), ())
+    slots = _ADDED.get(node.call.op.function, ())
     value = node.gives.get(_OUTPUT)
     if not slots or value is None or node.own is not None:
         return node

@@ -41,7 +41,7 @@ def test_the_csv_has_a_line_for_every_row_in_order(outcome: Outcome, tmp_path: P
     assert [(line["op"], line["slot"]) for line in lines] == [
         (row.key.op, row.key.slot) for row in outcome.rows
     ]
-    assert list(lines[0]) == [column.name for column in COLUMNS]
+    assert list(lines[0]) == [*(column.name for column in COLUMNS), "kl_divergence"]
 
 
 def test_csv_json_and_dataframe_say_the_same(outcome: Outcome, tmp_path: Path) -> None:
