@@ -19,7 +19,7 @@ from dumpcmp.archive.stores.urls import RemotePath, place
 from dumpcmp.compacting import compact
 from dumpcmp.comparing import compare
 from dumpcmp.comparing.showing import told_of
-from dumpcmp.dumping.programs import Dumped, dump
+from dumpcmp.dumping.programs import Dumped, dump, script_program
 from dumpcmp.nouns.budgets import FIXTURE, Spending
 from dumpcmp.nouns.errors import ArchiveError, CaptureError
 from dumpcmp.nouns.files import replacing
@@ -114,25 +114,33 @@ class GoldenCheck:
     dumped: Dumped
     differences: tuple[str, ...]  # facts in which the run is another than the golden one
 
+    def raise_for_status(self) -> None:
+        """Raise VerificationError with the worst of it, unless the runs are the same."""
+        self.outcome.raise_for_status()
+
 
 def check_golden(
     fixture: str | Path,
-    program: Callable[[], object],
-    *,
+    program: str | Path | Callable[[], object],
+    *arguments: str,
     path: str | Path | None = None,
     **options: Any,
 ) -> GoldenCheck:
     """Dump `program` as the golden run was dumped, and compare. `options` are those of `compare`.
 
-    The dump is kept only if a `path` is given for it.
+        dumpcmp.check_golden("golden.tar", "generate.py", "--prompt", "hi").raise_for_status()
+
+    A program is a script, which gets the `arguments`, or a function that runs it. The dump is
+    kept only if a `path` is given for it.
     """
+    run = program if callable(program) else script_program(str(program), arguments)
     with (
         copied_here(fixture) as file,
         unpacked_golden(file) as (manifest, golden),
         TemporaryDirectory() as room,
     ):
         mine = place(path) if path else Path(room, "mine")
-        dumped = dump(program, mine, overwrite=path is None, **_asked(manifest["asked"]))
+        dumped = dump(run, mine, overwrite=path is None, **_asked(manifest["asked"]))
         if dumped.error is not None or dumped.is_empty or dumped.problem:
             why = dumped.problem or (f"it raised {dumped.error!r}" if dumped.error else "nothing")
             raise CaptureError(

@@ -383,7 +383,7 @@ class RankDirectory:
             if not overwrite:
                 raise ArchiveError(
                     f"{self.root} already holds a run: {other.name}",
-                    hint="choose another path, or replace that run with --overwrite",
+                    hint="choose another path, or replace it: --overwrite, or overwrite=True",
                 )
             _remove_rank(other)
         try:

@@ -31,6 +31,7 @@ from dumpcmp.judge import (
     Checker,
     Fp64Checker,
     ReferenceChecker,
+    checker_named,
 )
 from dumpcmp.nouns.errors import CheckError, SelectionError
 from dumpcmp.nouns.outcome import Outcome
@@ -49,7 +50,7 @@ def compare(
     tokens: str | Iterable[int] | None = None,
     token_offset: int | None = None,
     layouts: str | Sequence[str] = (),
-    checker: Checker | None = None,
+    checker: Checker | str | None = None,
     metrics: str | Sequence[str] = (),
     replay: str = Replaying.AUTO,
     allow: str | Sequence[str] = (),
@@ -74,12 +75,13 @@ def compare(
     are run again in float64 on what the target was given: ``"auto"`` those that need it, ``"all"``,
     or ``"off"``. `allow` names shortcuts in arithmetic that the target took, such as ``"tf32"``,
     besides those that its run had leave to take, and levels that it is quantised to, such as
-    ``"int8"``. Runs that are known not to be whole are never
-    called the same, unless `partial` says that this is known. What is measured is held against its
-    digest; `verify_digests` does so with values, too, that need not be read because their digests
-    are the same. `closely` is the number of rows that the outcome's `background` looks at closely,
-    the first root before other roots and the worst rows, or a glob over their ops. `executor`, or
-    `jobs` processes, do the measuring, or a `device` such as ``"cuda"``; the outcome is the same.
+    ``"int8"``. A `checker` may be given by its name, such as ``"exact"``. Runs that are known not
+    to be whole are never called the same, unless `partial` says that this is known. What is
+    measured is held against its digest; `verify_digests` does so with values, too, that need not
+    be read because their digests are the same. `closely` is the number of rows that the outcome's
+    `background` looks at closely, the first root before other roots and the worst rows, or a glob
+    over their ops. `executor`, or `jobs` processes, do the measuring, or a `device` such as
+    ``"cuda"``; the outcome is the same.
     An executor is any of concurrent.futures, a Dask Client, or a name as for ``--executor``.
     """
     ask_anew()
@@ -155,7 +157,9 @@ def _engine() -> type[RowComparison]:
     return RowComparison
 
 
-def _chosen(checker: Checker | None, finer: OpenRun | None) -> Checker:
+def _chosen(checker: Checker | str | None, finer: OpenRun | None) -> Checker:
+    if isinstance(checker, str):
+        checker = checker_named(checker, {})
     if isinstance(checker, Fp64Checker) and finer is None:
         raise CheckError(
             "Fp64Checker needs a run of golden in higher precision",

@@ -33,7 +33,7 @@ def checker_named(name: str, given: Mapping[str, float | None]) -> Checker:
         name = next((known for known in CHECKERS if _heeds(known, tolerances)), name)
     if name not in CHECKERS:
         raise SelectionError(
-            f"--checker {name!r} is not known", hint=f"valid are: {', '.join(CHECKERS)}"
+            f"checker {name!r} is not known", hint=f"valid are: {', '.join(CHECKERS)}"
         )
     make, heeded = _MAKERS[name]
     if not _heeds(name, tolerances):

@@ -18,7 +18,7 @@ from dumpcmp.nouns.errors import VerificationError
 from dumpcmp.nouns.pictures import as_figure, as_svg
 from dumpcmp.nouns.row import FAILING, Row, Verdict, Why
 from dumpcmp.nouns.rows import Rows, Trait, having, marked
-from dumpcmp.nouns.spoken import counted
+from dumpcmp.nouns.spoken import counted, shorten
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,11 +62,6 @@ def tally(rows: Iterable[Any]) -> Tally:
     if isinstance(rows, Rows):
         return Tally(rows.verdicts)
     return Tally(dict(Counter(row.verdict for row in rows)))
-
-
-def shorten(line: str, most: int) -> str:
-    """`line`, cut where it is longer than `most` characters."""
-    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 class Answer(ABC):

@@ -14,6 +14,7 @@ from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.quickly import quickly_made
 from dumpcmp.nouns.replay import Origin, Replay, Touched
 from dumpcmp.nouns.sampled import Sample
+from dumpcmp.nouns.spoken import shorten
 
 
 class Verdict(StrEnum):
@@ -201,7 +202,7 @@ class Judgement:
 
 
 @quickly_made
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Row:
     """One line of the outcome: a value of either run, paired or not, and what was found."""
 
@@ -228,6 +229,11 @@ class Row:
 
     kernel: str = ""  # of a root that a fused kernel stores: that kernel,
     suspects: tuple[str, ...] = ()  # and the ops that it computes besides and does not store
+
+    def __repr__(self) -> str:
+        error = f", rel_l2 {self.metrics.rel_l2:.3g}" if self.metrics else ""
+        why = f": {shorten(self.reason, _WIDEST_REASON)}" if self.reason else ""
+        return f"<Row {self.key} {self.verdict}{error}{why}>"
 
     def caused_by(self, cause: Key | None) -> Row:
         """The same, where it is known which root it inherits from."""
@@ -265,6 +271,7 @@ class Row:
         return f"{self.kernel} computes it together with {', '.join(self.suspects)}"
 
 
+_WIDEST_REASON = 120  # characters
 _ROW_FIELDS = tuple(one.name for one in fields(Row))
 _ROW_VALUES = attrgetter(*_ROW_FIELDS)
 _CAUSE_AT = _ROW_FIELDS.index("cause")

@@ -48,3 +48,8 @@ def ranks_named(ranks: Iterable[int]) -> str:
     """
     known = sorted(set(ranks))
     return f"{plural(len(known), 'rank')} {spans(known, MOST_SPANS)}"
+
+
+def shorten(line: str, most: int) -> str:
+    """`line`, cut where it is longer than `most` characters."""
+    return line if len(line) <= most else f"{line[: most - 3]}..."

@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+import dumpcmp
 from dumpcmp import demo
 from dumpcmp.cli import main
 from dumpcmp.dumping.capturing import capture
 from dumpcmp.golden import check_golden, pack_golden
-from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.errors import DumpcmpError, VerificationError
 from dumpcmp.nouns.outcome import Conclusion
 
 FAULTY = """
 import torch
+import dumpcmp
 from dumpcmp import demo
 
 model, (tokens,) = demo.build()
@@ -96,3 +98,10 @@ def test_a_hostile_fixture_writes_nothing_outside(name: str, tmp_path: Path) -> 
     with pytest.raises(DumpcmpError, match="is no golden fixture") as caught:
         check_golden(path, same_program)
     assert "\n" not in caught.value.message
+
+
+def test_a_script_is_checked_from_python(fixture: Path, tmp_path: Path) -> None:
+    script = tmp_path / "faulty.py"
+    script.write_text(FAULTY)
+    with pytest.raises(VerificationError, match="down_proj"):
+        dumpcmp.check_golden(fixture, script).raise_for_status()

@@ -11,7 +11,6 @@ import pytest
 
 from dumpcmp.comparing import compare
 from dumpcmp.nouns.outcome import Outcome
-from dumpcmp.nouns.row import Verdict
 from dumpcmp.report.formats import FORMS
 from dumpcmp.report.jsonfile import as_json
 from dumpcmp.report.markdown import as_code, as_text
@@ -51,12 +50,18 @@ def test_json_says_what_to_run_next(outcome: Outcome) -> None:
     assert as_json(compare(SAMPLES / "golden", SAMPLES / "golden"))["next"] == []
 
 
-def test_junit_has_a_case_for_each_row(outcome: Outcome, tmp_path: Path) -> None:
+def test_junit_has_one_failure_for_each_root(outcome: Outcome, tmp_path: Path) -> None:
     suite = ET.parse(written(outcome, "junit", tmp_path)).getroot()
     cases = suite.findall("testcase")
-    assert len(cases) == len(outcome.rows) == int(suite.attrib["tests"])
+    heirs = [row for row in outcome.rows if row.verdict.fails and row.cause]
+    roots = [row for row in outcome.rows if row.root]
+    assert len(heirs) > 100 and 0 < len(roots) < 5
+    assert len(cases) == len(outcome.rows) - len(heirs) == int(suite.attrib["tests"])
     failed = [case for case in cases if case.find("failure") is not None]
-    assert len(failed) == outcome.tally[Verdict.FAIL] == int(suite.attrib["failures"])
+    assert len(failed) == len(roots) == int(suite.attrib["failures"])
+    told = failed[0].findtext("failure") or ""
+    assert FAULTY in failed[0].attrib["name"] and told.startswith(roots[0].reason)
+    assert "values that inherit the difference:" in told and told.count("\n") <= 52
 
 
 def test_markdown_begins_with_the_answer(outcome: Outcome, tmp_path: Path) -> None:

@@ -1,44 +1,50 @@
-"""The pytest fixture passes what agrees, and fails with the report and nothing else."""
+"""The pytest fixtures pass what agrees, and fail with the report and nothing else."""
 
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-
-pytest_plugins = ("pytester",)
-
-TESTS = """
 import torch
-from dumpcmp import ExactChecker, VerifyConfig
+from torch import nn
 
-def test_same(dumpcmp_verify):
-    assert dumpcmp_verify([torch.ones(3)], torch.nn.Identity(), lambda x: x + 0).passed
+from dumpcmp import ExactChecker, Report, VerifyConfig, capture, demo
+from dumpcmp.golden import GoldenCheck, pack_golden
 
-def test_different(dumpcmp_verify):
+
+def test_a_golden_run_fails_with_the_report(
+    dumpcmp_golden: Callable[..., GoldenCheck], tmp_path: Path
+) -> None:
+    def run(scale: float) -> None:
+        model, _ = demo.build()
+        model.get_parameter("layers.1.mlp.down_proj.weight").data *= scale
+        demo.generate(model, 1)
+
+    with capture(None, tmp_path / "d1"):
+        run(1.0)
+    fixture = pack_golden(tmp_path / "d1", tmp_path / "golden.tar").path
+    assert dumpcmp_golden(fixture, lambda: run(1.0)).outcome.exit_code == 0
+    with pytest.raises(pytest.fail.Exception, match=r"layers\.1\.mlp\.down_proj") as failure:
+        dumpcmp_golden(fixture, lambda: run(1.5))
+    assert not failure.value.pytrace
+
+
+def test_verify_fails_with_the_report(dumpcmp_verify: Callable[..., Report]) -> None:
+    assert dumpcmp_verify([torch.ones(3)], nn.Identity(), lambda x: x + 0).passed
     exact = VerifyConfig(value_checker=ExactChecker())
-    dumpcmp_verify([torch.ones(3)], torch.nn.Identity(), lambda x: x + 1, exact)
+    with pytest.raises(pytest.fail.Exception) as failure:
+        dumpcmp_verify([torch.ones(3)], nn.Identity(), lambda x: x + 1, exact)
+    told = str(failure.value)
+    assert told.startswith("<lambda> against Identity: 1 of 1 value differs")
+    assert "  output.0: FAIL; 3 of 3 elements differ; rel_l2 1, max_abs_diff 1 at" in told
+    assert "dumpcmp.explain(inputs, golden, target)" in told
+    assert not failure.value.pytrace and failure.value.__context__ is None
 
-def test_golden_raises(dumpcmp_verify):
-    dumpcmp_verify([torch.ones(3)], torch.nn.Linear(2, 2), torch.nn.Identity())
-"""
 
-
-def test_the_fixture_fails_readably(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(TESTS)
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(passed=1, failed=2)
-    result.stdout.fnmatch_lines(
-        [
-            "*test_different*",
-            "<lambda> against Identity: 1 of 1 value differs",
-            "  output.0: FAIL; 3 of 3 elements differ; rel_l2 1, max_abs_diff 1 at*",
-            "*dumpcmp.explain(inputs, golden, target)*",
-        ]
-    )
-    result.stdout.no_fnmatch_line("*raise VerificationError*")
-    result.stdout.no_fnmatch_line("*During handling of the above exception*")
-    report, _, _ = result.stdout.str().partition("short test summary info")  # whole there in a CI
-    assert report.count("output.0: FAIL; 3 of 3 elements differ") == 1
+def test_what_golden_raises_is_raised(dumpcmp_verify: Callable[..., Report]) -> None:
+    with pytest.raises(RuntimeError, match="shapes"):
+        dumpcmp_verify([torch.ones(3)], nn.Linear(2, 2), nn.Identity())
 
 
 def test_loading_the_plugin_imports_nothing_heavy() -> None:
