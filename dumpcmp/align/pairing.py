@@ -88,10 +88,10 @@ def _pair_model(
     if any(call.kernel for call in target.calls.values()):
         pairs = list(by_provenance(pairs, golden, target, sides.kernel_of))
     pairs = list(beside_parts(pairs, golden, target))
-    return _in_order(sides, [_turned(sides, pair) for pair in pairs] if turns else pairs)
+    return _in_order(sides, [turned_pair(sides, pair) for pair in pairs] if turns else pairs)
 
 
-def _turned(sides: Partners, pair: Pair) -> Pair:
+def turned_pair(sides: Partners, pair: Pair) -> Pair:
     """`pair`, which knows in which order the target's dims are golden's."""
     if pair.golden is None or pair.target is None or pair.golden_part or pair.target_part:
         return pair

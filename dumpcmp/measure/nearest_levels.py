@@ -15,9 +15,11 @@ from dumpcmp.nouns.value import Kind, Value
 
 _GROUPS = (16, 32, 64, 128, 256)  # elements in a row that have one scale
 _FEWEST = 8  # elements of a group, with which anything is told of its levels,
+_FLOATING = 2  # and for each significand,
 _LISTED = 4  # and for each level of a table: fewer may stand anywhere
 _LOOKED_AT = 32  # groups in which levels are looked for: of all, each element is held to its limit
 _IN_EACH = 256  # elements of such a group
+_PER_LEVEL = {Spacing.LISTED: _LISTED, Spacing.FLOATING: _FLOATING, Spacing.EVEN: 0}
 _OFF = 0.05  # of a step: how far from a level an element may stand,
 _TOO_FAR = 0.2  # and with the rounding of its own dtype: above it no levels could be seen
 _CLIPPED = 2.0  # times the limit: what lies beyond the last level is one step off at most
@@ -35,7 +37,7 @@ def quantised_from(golden: Value, target: Value, levels: Levels) -> Quantised | 
     floats = golden.dtype.kind is Kind.FLOAT and target.dtype.kind is Kind.FLOAT
     if not floats or golden.shape != target.shape or len(golden.shape) < 2:
         return None
-    fewest = _LISTED * levels.count if levels.spacing is Spacing.LISTED else _FEWEST
+    fewest = max(_FEWEST, _PER_LEVEL[levels.spacing] * levels.count)
     numbers = golden.numbers(), target.numbers()
     for group, order in _groupings(golden.shape):
         ours, theirs = (_grouped(each, order) for each in numbers)

@@ -113,6 +113,11 @@ class GradientSum:
                 grads[int(number), slot.removeprefix("grad_")] = tensor
             else:
                 values[int(number), slot] = tensor
+        lost = [
+            f"{self.calls[at].site} {slot}" for at, slot in self.leaves if (at, slot) not in values
+        ]
+        if lost:
+            raise Unreplayable(f"{lost[0]} is not recorded")
         return BackwardRerun(Slope(Chain(self.calls), values, self.leaves, grads))
 
 

@@ -9,7 +9,9 @@ from functools import partial
 
 from dumpcmp.align.laps import in_laps
 from dumpcmp.align.mesh.deliveries import without_collectives
-from dumpcmp.align.pairing import in_golden_terms
+from dumpcmp.align.merging import merged_pairs
+from dumpcmp.align.pairing import in_golden_terms, turned_pair
+from dumpcmp.align.partners import Partners
 from dumpcmp.align.passes import with_collectives
 from dumpcmp.align.unwritten import unwritten
 from dumpcmp.comparing.blame import in_order
@@ -27,6 +29,7 @@ from dumpcmp.comparing.leaves import differ_anywhere, leaf_findings
 from dumpcmp.comparing.measuring import Tell, measure_all
 from dumpcmp.comparing.own_metrics import asking
 from dumpcmp.comparing.placing import placed
+from dumpcmp.comparing.proposals import turns_between
 from dumpcmp.comparing.quantised import codes_among, quantised_weights
 from dumpcmp.comparing.questions.between_steps import BetweenSteps
 from dumpcmp.comparing.questions.facts import Facts
@@ -145,11 +148,16 @@ class ProgramComparison(RowComparison):
             else (golden, target)
         )
         terms = in_golden_terms(mine, its, self.counting)
+        turns = turns_between(ours, theirs, self.renaming)
+        partners = Partners(mine, its, self.renaming, terms, turns)
         pairs = match_values(
             MatchedRun(mine, one.quantity, {site: site for site in mine.sites}, one.sole),
             MatchedRun(its, other.quantity, terms, other.sole),
             self.renaming,
+            merged_pairs(partners) if self.renaming.merges else (),
         )
+        if turns is not None:
+            pairs = [turned_pair(partners, pair) for pair in pairs]
         if ranked:
             pairs = with_collectives(pairs, golden, target)
         blank = unwritten(golden), unwritten(target)
@@ -163,6 +171,11 @@ def _with_blank(
     found = one.get(ours.listing.first(pair.golden)) if pair.golden else None
     found = found or (other.get(theirs.listing.first(pair.target)) if pair.target else None)
     return replace(pair, unwritten=found) if found else pair
+
+
+def _turned(pair: Pair) -> str:
+    """What to say of a value whose dims lie in another order."""
+    return f"my dims in golden's order: {' '.join(map(str, pair.turn))}" if pair.turn else ""
 
 
 def _row(one: JudgedFacts, state: ValueState, ways: Ways) -> Row:
@@ -189,7 +202,7 @@ def _row(one: JudgedFacts, state: ValueState, ways: Ways) -> Row:
         root=is_root,
         cause=cause,
         source=call.source if call else "",
-        layout=measured.laid.note if measured.laid else "",
+        layout=measured.laid.note if measured.laid else _turned(pair),
         by_rank=measured.laid.by_rank if measured.laid else (),
         reference_errors=measured.reference,
         own=measured.own,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from dumpcmp.align.listing import Listing
+from dumpcmp.align.merging import with_merged
 from dumpcmp.align.order import aligned
 from dumpcmp.align.renaming import Renaming, unwrapped
 from dumpcmp.comparing.questions.matching_parts import PartMatching
@@ -34,9 +35,14 @@ class MatchedRun:
     sole: Callable[[Key], Quantity | None] = lambda _: None  # the numbers of what lies whole
 
 
-def match_values(golden: MatchedRun, target: MatchedRun, renaming: Renaming) -> list[Pair]:
-    """Every value of both runs in a Pair, in order of execution."""
-    matching = _Matching(golden, target, renaming)
+def match_values(
+    golden: MatchedRun, target: MatchedRun, renaming: Renaming, stated: Sequence[Pair] = ()
+) -> list[Pair]:
+    """Every value of both runs in a Pair, in order of execution.
+
+    `stated` are pieces of values, and their places, as a mapping has them.
+    """
+    matching = _Matching(golden, target, renaming, stated)
     matching.match_calls()
     return matching.pairs()
 
@@ -46,6 +52,7 @@ class _Matching:
     golden: MatchedRun
     target: MatchedRun
     renaming: Renaming
+    stated: Sequence[Pair] = ()
     matched: dict[Site, Site] = field(default_factory=dict)  # golden's call: the target's
     by: dict[Site, PairedBy] = field(default_factory=dict)  # golden's call: how it was found
     taken: set[Site] = field(default_factory=set)  # the target's calls that are matched
@@ -190,6 +197,7 @@ class _Matching:
         ours, theirs = {pair.golden for pair in found}, {pair.target for pair in found}
         found += (Pair(key, None) for key in self.golden.listing.values if key not in ours)
         found += (Pair(None, key) for key in self.target.listing.values if key not in theirs)
+        found = with_merged(self.stated, found) if self.stated else found
         return self._with_repeats(self._in_order(found))
 
     def _slots(self, here: Site, there: Site) -> Iterator[Pair]:

@@ -61,6 +61,7 @@ class JudgedFacts:
     is_update: bool = False  # `check` tells what an optimizer made, as golden's would
     is_settled: bool = False  # both calls did the same to the same bytes
     leaf: str = ""  # in what a start value differs
+    is_rearranged: bool = False  # all that was made of it is golden's, whatever it looks like
     levels: str = ""  # how declared levels explain what it differs in
     is_code: bool = False  # the target has codes where golden has numbers
     parting: str = ""  # that the programs part here, and how
@@ -174,6 +175,9 @@ class Judging:
         is_flipped = any(each.is_flipped for each in before)
         if one.is_code:
             return ValueState(Judgement(Verdict.SKIPPED, _CODES), taint, root, is_flipped, False)
+        if one.leaf and one.is_rearranged and not one.levels:
+            said = f"{one.leaf}; what was computed from it is golden's"
+            return ValueState(Judgement(Verdict.COVERED, said), taint, root, is_flipped)
         if one.leaf and not one.levels:
             return ValueState(_failing(one.leaf, Why.LEAF), Taint.FAULT, pair, is_flipped, False)
         if one.absence in _NO_DIFFERENCE:
@@ -371,7 +375,8 @@ def _with_other_takers(
 
 def known_again(one: JudgedFacts) -> bool:
     """Whether a value is judged where it first appeared."""
-    return not (one.parting or one.unsettled) and (not one.leaf or bool(one.levels))
+    is_open = one.parting or one.unsettled or one.measured.terms
+    return not is_open and (not one.leaf or bool(one.levels))
 
 
 def _repeated(first: ValueState) -> ValueState:
@@ -474,16 +479,28 @@ def _covered(
 ) -> dict[Pair, ValueState]:
     """The states, in which what one side alone has is judged by what was made of it."""
     ways: dict[Pair, _LeadsTo] = {}
-    alone = [pair for pair, state in states.items() if _is_open_to_cover(pair, state)]
+    alone = [pair for pair, state in states.items() if _is_open_to_cover(pair, state, known[pair])]
     for pair in _after_sources(dict.fromkeys(alone), takers):
         ways[pair] = _way(pair, known, states, takers, ways)
     for pair, way in ways.items():
         if not pair.both or way is _LeadsTo.AGREEING:
             states[pair] = _by_way(states[pair], way)
+        if way is _LeadsTo.FAILING and (root := _other_cause(pair, states, takers)) is not None:
+            judgement = replace(states[pair].judgement, why=Why.PLAIN)
+            states[pair] = replace(states[pair], judgement=judgement, root=root)
     return states
 
 
-def _is_open_to_cover(pair: Pair, state: ValueState) -> bool:
+def _other_cause(
+    pair: Pair, states: Mapping[Pair, ValueState], takers: Mapping[Pair, Sequence[Pair]]
+) -> Pair | None:
+    """What else made all fail that was computed from a value of one side; None if that did."""
+    after = (states[each] for each in takers.get(pair, ()) if each in states)
+    roots = [state.root for state in after if state.judgement.verdict.fails]
+    return roots[0] if roots and pair not in roots else None
+
+
+def _is_open_to_cover(pair: Pair, state: ValueState, known: JudgedFacts) -> bool:
     """Whether what was made of a value may show that it is no matter.
 
     One side alone has it, or a call takes it in another shape.
@@ -492,7 +509,7 @@ def _is_open_to_cover(pair: Pair, state: ValueState) -> bool:
         return False
     verdict = state.judgement.verdict
     if pair.both:
-        return verdict is Verdict.SHAPE and pair.key.slot.is_input
+        return verdict is Verdict.SHAPE and not known.is_effect
     return verdict is Verdict.UNPAIRED
 
 
