@@ -182,6 +182,7 @@ class Why(StrEnum):
     ILL = "ill"  # the same, of what is left after cancellation: it agrees with nothing
     UNASKED = "unasked"  # SKIPPED: one side was not asked to record it
     EFFECT = "effect"  # of what a run leaves behind besides values of its ops
+    REPLICAS = "replicas"  # FAIL: ranks that should have one value do not
     TERMS = "terms"  # INCONCLUSIVE: ranks hold terms of a gradient, and who adds them up is open
 
 

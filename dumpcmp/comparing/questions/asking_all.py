@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from dumpcmp.align.laps import in_laps
-from dumpcmp.align.mesh.deliveries import without_collectives
 from dumpcmp.align.merging import merged_pairs
+from dumpcmp.align.mesh.deliveries import without_collectives
 from dumpcmp.align.pairing import in_golden_terms, turned_pair
 from dumpcmp.align.partners import Partners
 from dumpcmp.align.passes import with_collectives

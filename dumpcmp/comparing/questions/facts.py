@@ -38,6 +38,7 @@ from dumpcmp.shadows.proving import ProofAnswer, ProofFinding, _signature
 from dumpcmp.shadows.rewritten_memory import written_outside
 
 _NO_CHECK = Replay()
+_COVERED_LATER = (Trouble.SHAPE, Trouble.UNSOLVED)  # if what was made of a value agrees
 
 
 @dataclass(eq=False)
@@ -163,10 +164,10 @@ class Facts:
 
     @cached_property
     def takers(self) -> dict[Pair, list[Pair]]:
-        """What was made of each value that one side alone has, or has in another shape."""
+        """What was made of each value that could not be held against the other side's."""
         found: dict[Pair, list[Pair]] = {}
         for pair in self.pairs:
-            if pair.both and self.measured_of(pair).trouble is not Trouble.SHAPE:
+            if pair.both and self.measured_of(pair).trouble not in _COVERED_LATER:
                 continue
             after: dict[Pair, None] = {}
             for run, key in self._sides(pair):

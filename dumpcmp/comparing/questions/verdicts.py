@@ -122,7 +122,9 @@ _SETTLED = (
 _CODES = "the target has codes here, by levels that are declared"
 _SETTLED_BY_PROGRAMS = frozenset((Trouble.SHAPE, Trouble.UNSOLVED, Trouble.LACKING))
 _NO_DIFFERENCE = frozenset(Absence) - {Absence.NONE, Absence.FUSED}
-_OWN = frozenset((Why.INTRODUCED, Why.GOLDEN, Why.LEAF, Why.CALL, Why.WIRED))
+_OWN = frozenset(
+    (Why.INTRODUCED, Why.GOLDEN, Why.LEAF, Why.CALL, Why.WIRED, Why.REPLICAS)
+)
 _TROUBLES = {
     Trouble.UNREADABLE: Verdict.ERROR,
     Trouble.SHAPE: Verdict.SHAPE,
@@ -278,6 +280,8 @@ class Judging:
             return ValueState(judgement, max(taint, Taint.DOUBT), root, is_flipped, False)
         if taint is Taint.FAULT:
             return ValueState(judgement, taint, root, is_flipped, False)
+        if judgement.why is Why.REPLICAS and all(each.is_near for each in before):
+            return ValueState(judgement, Taint.FAULT, one.pair, is_flipped, False)
         is_right = _is_shown(one)
         if one.meaning is Meaning.OTHER and (one.is_shown or one.is_parted):
             where = "they part elsewhere" if one.is_parted else "no effect depends on that"
@@ -320,7 +324,7 @@ def _of_ranks(one: JudgedFacts, judgement: Judgement) -> Judgement:
     if judgement.verdict.fails or judgement.verdict is Verdict.INCONCLUSIVE:
         return judgement
     if one.replicas:
-        return replace(judgement, verdict=Verdict.FAIL, reason=one.replicas)
+        return replace(judgement, verdict=Verdict.FAIL, reason=one.replicas, why=Why.REPLICAS)
     if one.unsettled:
         return Judgement(Verdict.INCONCLUSIVE, one.unsettled)
     return judgement
@@ -503,11 +507,14 @@ def _other_cause(
 def _is_open_to_cover(pair: Pair, state: ValueState, known: JudgedFacts) -> bool:
     """Whether what was made of a value may show that it is no matter.
 
-    One side alone has it, or a call takes it in another shape.
+    One side alone has it, or has it in another shape, or nobody knows how ranks hold it.
     """
     if state.is_fault:
         return False
     verdict = state.judgement.verdict
+    if pair.both and verdict is Verdict.INCONCLUSIVE:
+        is_unsolved = known.measured.trouble is Trouble.UNSOLVED and not known.measured.terms
+        return is_unsolved and not (known.is_effect or known.unsettled)
     if pair.both:
         return verdict is Verdict.SHAPE and not known.is_effect
     return verdict is Verdict.UNPAIRED
