@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from dumpcmp.align.laps import in_laps
+from dumpcmp.align.listing import Listing
 from dumpcmp.align.merging import merged_pairs
 from dumpcmp.align.mesh.deliveries import without_collectives
 from dumpcmp.align.pairing import in_golden_terms, turned_pair
 from dumpcmp.align.partners import Partners
-from dumpcmp.align.passes import with_collectives
+from dumpcmp.align.passes import by_provenance, with_collectives
 from dumpcmp.align.unwritten import unwritten
 from dumpcmp.comparing.blame import in_order
 from dumpcmp.comparing.both_sides import let_go
@@ -45,7 +46,7 @@ from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import ReferenceChecker, RoundingChecker
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.judge.tolerances import QUANTISED
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Pair, Row, Unwritten
 
@@ -156,12 +157,31 @@ class ProgramComparison(RowComparison):
             self.renaming,
             merged_pairs(partners) if self.renaming.merges else (),
         )
+        if any(call.kernel for call in target.calls.values()):
+            pairs = list(by_provenance(pairs, mine, its, _Kernels(its, terms).kernel_of))
         if turns is not None:
             pairs = [turned_pair(partners, pair) for pair in pairs]
         if ranked:
             pairs = with_collectives(pairs, golden, target)
         blank = unwritten(golden), unwritten(target)
         return [_with_blank(pair, ours, theirs, *blank) for pair in pairs]
+
+
+class _Kernels:
+    """The kernels of a compiled target, also of calls of which no value is stored."""
+
+    def __init__(self, target: Listing, terms: Mapping[Site, Site]) -> None:
+        self._calls = target.calls
+        self._steps = {golden[:2]: site[:2] for site, golden in terms.items()}
+
+    def kernel_of(self, pair: Pair) -> str:
+        """The kernel in which the target computes the call of `pair`; empty if in none."""
+        site = pair.target.site if pair.target else None
+        if site is None and pair.golden is not None:
+            here = pair.golden.site
+            site = Site(*self._steps.get(here[:2], here[:2]), *here[2:])
+        call = self._calls.get(site) if site else None
+        return call.kernel if call else ""
 
 
 def _with_blank(

@@ -60,6 +60,7 @@ class Facts:
     checks: dict[tuple[str, ValueId], Replay] = field(default_factory=dict)
     settled: set[tuple[str, ValueId]] = field(default_factory=set)
     starts: Mapping[Pair, str] = field(default_factory=dict)
+    wrong_regions: dict[tuple[str, ValueId], str] = field(default_factory=dict)
 
     # the data flow
 
@@ -99,9 +100,11 @@ class Facts:
         """How well a pair tells where its values come from."""
         found = 0
         for run, key in self._sides(pair):
-            for place in run.places(key):
-                told = 4 * self._is_told_at(run, place, key) + (place.key == key)
-                found = max(found, 2 * told + (run is self.target))
+            told = [
+                4 * self._is_told_at(run, place, key) + (place.key == key)
+                for place in run.places(key)
+            ]
+            found += 2 * max(told, default=0) + (run is self.target)
         return found
 
     @cached_property
@@ -254,14 +257,16 @@ class Facts:
         if not nodes:
             return
         read = partial(load_value, run.side.archive, program)
-        wrong: dict[ValueId, Replay] = {}
+        unknown: dict[ValueId, str] = {}
         for finding in check_regions(program, nodes, read):
             for value in finding.node.gives.values():
-                said = finding.wrong or finding.unknown
-                wrong[value] = Replay(unknown=said) if finding.unknown else Replay(blamed=(said,))
+                if finding.unknown:
+                    unknown[value] = finding.unknown
+                else:
+                    self.wrong_regions[side, value] = finding.wrong
         for node in nodes:
             for value in node.gives.values():
-                self.checks[side, value] = wrong.get(value, Replay())
+                self.checks[side, value] = Replay(unknown=unknown.get(value, ""))
 
     def _task(
         self, side: str, run: RunValues, program: Program, node: Node, allow: frozenset[str]
@@ -300,6 +305,11 @@ class Facts:
         found = [self.checks.get((side, place)) for place in run.places(key)]
         known = [one for one in found if one is not None]
         return max(known, key=_doubt) if known else None
+
+    def _region_of(self, side: str, run: RunValues, key: Key | None) -> str:
+        """What is wrong with what a compiled region stores."""
+        places = () if key is None else run.places(key)
+        return next(filter(None, (self.wrong_regions.get((side, one)) for one in places)), "")
 
     def _is_settled(self, side: str, run: RunValues, key: Key | None) -> bool:
         if key is None:
@@ -372,6 +382,13 @@ class Facts:
             meaning=self._meaning(pair),
             check=check if update is None else update,
             golden_check=own,
+            regions=tuple(
+                self._region_of(side, run, key) if is_main else ""
+                for side, run, key in (
+                    ("target", self.target, pair.target),
+                    ("golden", self.golden, pair.golden),
+                )
+            ),
             is_update=update is not None,
             is_settled=is_settled,
             leaf=self._leaf(pair, is_made),

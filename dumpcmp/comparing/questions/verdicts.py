@@ -58,6 +58,7 @@ class JudgedFacts:
     meaning: Meaning = Meaning.UNKNOWN
     check: Replay | None = None  # the target's call, run again
     golden_check: Replay | None = None
+    regions: tuple[str, ...] = ("", "")  # what is wrong with compiled regions, of either side
     is_update: bool = False  # `check` tells what an optimizer made, as golden's would
     is_settled: bool = False  # both calls did the same to the same bytes
     leaf: str = ""  # in what a start value differs
@@ -122,9 +123,7 @@ _SETTLED = (
 _CODES = "the target has codes here, by levels that are declared"
 _SETTLED_BY_PROGRAMS = frozenset((Trouble.SHAPE, Trouble.UNSOLVED, Trouble.LACKING))
 _NO_DIFFERENCE = frozenset(Absence) - {Absence.NONE, Absence.FUSED}
-_OWN = frozenset(
-    (Why.INTRODUCED, Why.GOLDEN, Why.LEAF, Why.CALL, Why.WIRED, Why.REPLICAS)
-)
+_OWN = frozenset((Why.INTRODUCED, Why.GOLDEN, Why.LEAF, Why.CALL, Why.WIRED, Why.REPLICAS))
 _TROUBLES = {
     Trouble.UNREADABLE: Verdict.ERROR,
     Trouble.SHAPE: Verdict.SHAPE,
@@ -231,6 +230,9 @@ class Judging:
                 if one.parting and why is Why.INTRODUCED:
                     break
                 return _failing(_with_others(said, check), why)
+        for said, why in zip(one.regions, (Why.INTRODUCED, Why.GOLDEN), strict=True):
+            if said and not (one.parting and why is Why.INTRODUCED):
+                return _failing(said, why)
         return _failing(one.call or one.parting, Why.CALL) if one.parting else None
 
     def _flip(self, one: JudgedFacts) -> Judgement | None:
