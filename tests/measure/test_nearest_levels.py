@@ -113,3 +113,8 @@ def test_tokens_that_hardly_differ_are_off_alike() -> None:
         target = short(golden, golden.numel(), 448).dequantised(golden.shape, golden.dtype)
         found = quantised_from(value_of(golden), value_of(target), QUANTISED["fp8"])
         assert found is not None and is_unbiased(found)
+
+
+def test_few_elements_show_no_levels_of_short_floats() -> None:
+    golden = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+    assert group_of(golden, golden * (1 + 2.0**-23), "fp8") == ""

@@ -381,7 +381,7 @@ def _with_other_takers(
 
 def known_again(one: JudgedFacts) -> bool:
     """Whether a value is judged where it first appeared."""
-    is_open = one.parting or one.unsettled or one.measured.terms
+    is_open = one.parting or one.unsettled or one.measured.terms or one.is_stated
     return not is_open and (not one.leaf or bool(one.levels))
 
 
