@@ -1,4 +1,4 @@
-"""A disk that fails, or gives less than it is asked for, while a run is read: told with its place."""
+"""A disk that fails, or gives less than it is asked for, while a run is read: its place is told."""
 
 from __future__ import annotations
 
