@@ -71,6 +71,9 @@ ALL = (
          f"{SIGNALS}::test_a_handler_may_call_a_module "
          f"{SIGNALS}::test_forked_children_neither_hang_nor_write", INTERRUPTS, 5, 1),
     Long("kills", "tests/archive/test_crash.py", "DUMPCMP_KILLS", 100, 10),
+    Long("killed watchers", "tests/compacting/test_crash.py::"
+         "test_compactors_that_watch_a_capture_and_are_killed_leave_it_whole",
+         "DUMPCMP_KILLS", 200, 20),
     Long("killed captures", "tests/dumping/test_killed_captures.py", "DUMPCMP_KILLS", 1_000, 50),
 )  # fmt: skip
 

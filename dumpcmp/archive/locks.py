@@ -111,7 +111,9 @@ def alone(root: Path, patience: float = 0.0) -> Iterator[None]:
             hint="wait for it, or stop it; what it has done stays",
         ) from None
     except OSError as error:
-        raise ArchiveError(f"cannot compact {root}: {error.strerror}") from error
+        raise ArchiveError(
+            f"cannot write to {root}: {error.strerror}", hint="copy it to where you may write"
+        ) from error
     try:
         os.pwrite(descriptor, str(os.getpid()).encode().ljust(32), 0)
         yield

@@ -127,12 +127,28 @@ def ring_claim(directory: Path) -> bytes:
 
 def no_archive(path: Path) -> ArchiveError:
     """Why `path`, which has no rank's directory, is no archive."""
-    hint = "give the path that was given to dumpcmp dump --path"
+    hint = (
+        "give the path that was given to dumpcmp dump --path; "
+        "what another tool wrote: dumpcmp import PATH --path DIR"
+    )
     if not isinstance(path, RemotePath) and not path.exists():
         return ArchiveError(f"{path} does not exist", hint=hint)
-    return ArchiveError(
-        f"{path} is not an archive: it has no worldsize*_global_rank* directory", hint=hint
-    )
+    lacks = "worldsize*_global_rank* directory"
+    if path.is_dir() and any(_named_ranks(path)):
+        lacks = f"{schema.RUN_FILE} and no part of a run, but files of another kind"
+    return ArchiveError(f"{path} is not an archive: it has no {lacks}", hint=hint)
+
+
+def is_of_another_tool(directories: Iterable[Path]) -> bool:
+    """Whether rank `directories` hold files, and none that dumpcmp writes: a torchair dump, say."""
+    ours = re.compile(f"{schema.RUN_FILE}|{schema.PART_FILE}")
+    found = False
+    for each in directories:
+        for _, _, files in os.walk(each):
+            if any(map(ours.fullmatch, files)):
+                return False
+            found = found or bool(files)
+    return found
 
 
 def rank_directories(root: Path) -> dict[Path, tuple[int, int]]:

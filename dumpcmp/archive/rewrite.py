@@ -26,6 +26,7 @@ from dumpcmp.archive.paths import (
     steps_in,
 )
 from dumpcmp.archive.read.contents import Contents, check_known
+from dumpcmp.archive.read.mapped_files import MappedFile
 from dumpcmp.archive.read.part_index import index_address, read_index
 from dumpcmp.archive.read.partfile import PartFile
 from dumpcmp.archive.read.remote import from_store
@@ -206,7 +207,7 @@ class _Sealed:
         return self.records[row] is not None and bool(self.rows["same"][row] == NO_ROW)
 
     @cached_property
-    def rooms(self) -> dict[Path, Bytes]:
+    def rooms(self) -> dict[Path, MappedFile]:
         """The files that were mapped."""
         return {}
 
@@ -215,8 +216,8 @@ class _Sealed:
         if isinstance(part, RemotePath):
             return from_store(part, location)
         if part not in self.rooms:
-            self.rooms[part] = np.memmap(part, np.uint8, "r").view(np.ndarray)
-        return self.rooms[part][location.offset : location.offset + location.nbytes]
+            self.rooms[part] = MappedFile(part)
+        return self.rooms[part].view(location.offset, location.nbytes)
 
     def content(self, row: int) -> Bytes:
         """The bytes of `row`, as their digest says that they were written."""

@@ -21,7 +21,9 @@ from dumpcmp.nouns.value import Value
 from dumpcmp.report.escaping import visible
 from dumpcmp.report.terminal import Screen, plain
 
-STAGES = {"original": "original", "aot": "aot", "final": "graph", "nodes": "nodes"}
+STAGES = {
+    "original": "original", "aot": "aot", "passes": "pass", "final": "graph", "nodes": "nodes",
+}  # fmt: skip
 
 
 @click.command()
@@ -33,7 +35,8 @@ STAGES = {"original": "original", "aot": "aot", "final": "graph", "nodes": "node
 @click.option("--kernel", is_flag=True, help="Print the kernel that computes each op, if compiled.")
 @click.option("--graph", type=click.Choice([*STAGES]),
               help="Print the graphs of a compiled run: as dynamo traced them, as AOTAutograd did, "
-              "as Inductor lowered them, or each node's kernel and line.")  # fmt: skip
+              "after each of Inductor's passes that changed them, as it lowered them, or each "
+              "node's kernel and line.")  # fmt: skip
 @click.option("--view", type=PLACE, metavar="FILE",
               help="Write an HDF5 file that shows every value, links too, as a dataset with "
               "attributes; elements stay where they are.")  # fmt: skip

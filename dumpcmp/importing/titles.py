@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.record import Phase
+from dumpcmp.nouns.spoken import shorten
 
 GROUPS = ("step", "rank", "op", "slot", "call", "order")
 _NUMBERS = ("step", "rank", "call", "order")
-_LARGEST = {"step": 10**18 - 1, "rank": 99_999, "call": 2**31 - 1, "order": 2**62}
+_LARGEST = {"step": 10**18 - 1, "rank": 99_999, "call": 2**31 - 1, "order": 10**40 - 1}
 
 _BEFORE = r"(?:^|(?<=[/_.=-]))"
 _AFTER = r"(?=$|[/_.-])"
@@ -83,12 +84,13 @@ def by_pattern(text: str) -> Titling:
 def _number(group: str, word: str | None) -> int | None:
     if word is None:
         return None
-    if not word.isdecimal() or int(word) > _LARGEST[group]:
+    digits = word.lstrip("0") or word[-1:]
+    if not digits.isdecimal() or len(digits) > 40 or int(digits) > _LARGEST[group]:
         raise SelectionError(
-            f"--pattern found {word!r} as {group}, which is no such number",
-            hint=f"have the group {group} fit digits: (?P<{group}>\\d+)",
+            f"--pattern found {shorten(word, 60)!r} as {group}, which is no such number",
+            hint=f"have the group {group} fit digits: (?P<{group}>\\d+), at most {_LARGEST[group]}",
         )
-    return int(word)
+    return int(digits)
 
 
 def by_custom(path: str, name: str, *, keeps_path: bool = False) -> Title:

@@ -1,5 +1,6 @@
-"""The one way in which a file is replaced: whole, or not at all."""
+"""The one way in which a file is replaced: whole, or not at all; and one that reads all asked."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,3 +31,14 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text so that a reader sees all of it, or what was there before."""
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8", errors="surrogatepass")
+
+
+def read_at(descriptor: int, nbytes: int, place: int) -> bytes:
+    """The `nbytes` at `place`, fewer only where the file ends: one read may give a part of them."""
+    content = os.pread(descriptor, nbytes, place)
+    while 0 < len(content) < nbytes:
+        more = os.pread(descriptor, nbytes - len(content), place + len(content))
+        if not more:
+            break
+        content += more
+    return content

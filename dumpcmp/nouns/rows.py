@@ -15,6 +15,7 @@ from tempfile import TemporaryFile
 from typing import overload
 
 from dumpcmp.nouns.equal_rows import EqualRows
+from dumpcmp.nouns.files import read_at
 from dumpcmp.nouns.key import ROOT, Key, Op, Slot
 from dumpcmp.nouns.replay import Origin
 from dumpcmp.nouns.row import FAILING, Row, Verdict, Why
@@ -101,7 +102,7 @@ class _Chunks:
         place = self._places[number]
         if not isinstance(place, slice):
             return place
-        return unpack_rows(os.pread(self._descriptor, place.stop - place.start, place.start))
+        return unpack_rows(read_at(self._descriptor, place.stop - place.start, place.start))
 
     def _stored(self, rows: Sequence[Row]) -> slice:
         """Where in the file `rows` are now."""

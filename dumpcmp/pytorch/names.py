@@ -115,6 +115,10 @@ _INDUCTOR = """
         torch._inductor.config: post_grad_custom_pre_pass post_grad_custom_post_pass
         torch._inductor.custom_graph_pass: CustomGraphPass
         torch._inductor.compile_fx: _recursive_joint_graph_passes
+    to keep the graph after each pass that changes it
+        torch.fx.passes.graph_transform_observer: GraphTransformObserver.apply_gm_pass
+        torch.fx.passes.graph_transform_observer: GraphTransformObserver.apply_graph_pass
+        torch.fx.passes.graph_transform_observer: GraphTransformObserver.__init__>subsystem,passname
     to keep tapped code apart in caches
         torch.compiler.config: patch cache_key_tag
     to look on while AOTAutograd traces

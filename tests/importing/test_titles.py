@@ -44,6 +44,9 @@ def test_a_pattern_reads_any_other(tmp_path: Path) -> None:
     assert read("00012__layers.0-output.1-t5", "") == Title("layers.0", "output.1", 5, order=12)
     named = by_pattern(r"(?P<op>.+)\.(?P<slot>[A-Z]\w+\.\w+)")
     assert named("add_1.OUTPUT.Logits", "") == Title("add_1", "output.Logits")
+    stamped = by_pattern(r"(?P<op>\w+)\.(?P<order>\d+)")
+    stamp = 20_240_125_031_118_787_351
+    assert stamped(f"mm.{stamp}", "") == Title("mm", "output.0", order=stamp)
     (tmp_path / "d").mkdir()
     for order, name in enumerate(("b", "c", "a")):
         np.save(tmp_path / "d" / f"{order}__{name}-output.0-t0.npy", np.ones(2))
@@ -62,6 +65,13 @@ def test_a_pattern_reads_any_other(tmp_path: Path) -> None:
 def test_patterns_that_do_not_fit_are_refused(pattern: str, match: str) -> None:
     with pytest.raises(SelectionError, match=match):
         by_pattern(pattern)("ab", "")
+
+
+def test_numbers_that_are_too_large_are_refused() -> None:
+    for digits in ("9" * 41, "9" * 5000):
+        with pytest.raises(SelectionError, match="which is no such number"):
+            by_pattern(r"(?P<op>a)(?P<order>\d+)")(f"a{digits}", "")
+    assert by_pattern(r"(?P<op>a)(?P<step>\d+)")("a" + "0" * 5000 + "7", "").step == 7
 
 
 def test_two_values_of_one_name_are_refused(tmp_path: Path) -> None:

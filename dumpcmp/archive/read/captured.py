@@ -49,7 +49,8 @@ class Captured(Loader, Mapping[Key, Record]):
 
     def _find_ranks(self) -> dict[int, Path]:
         found = paths.rank_directories(self.path)
-        if not found:
+        is_here = not isinstance(self.path, RemotePath)
+        if not found or (is_here and paths.is_of_another_tool(found)):
             raise paths.no_archive(self.path)
         if len(sizes := {world_size for world_size, _ in found.values()}) > 1:
             raise ArchiveError(

@@ -16,8 +16,10 @@ from typing import NamedTuple, NoReturn
 
 from dumpcmp.archive import encoder
 from dumpcmp.archive.encoder import ADDRESS, MESSAGE, OBJECT_HEADER, SIGNATURE, UNDEFINED
+from dumpcmp.archive.read.mapped_files import unreadable
 from dumpcmp.nouns.budgets import INDEX
 from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.nouns.files import read_at
 
 LARGEST_READ = INDEX.nbytes  # of an index or a group that a reader is willing to hold
 PEEK = 1024  # enough for the header of an index group or of one of its datasets
@@ -53,7 +55,10 @@ class PartFile:
         """Exactly `nbytes` at `place`."""
         if nbytes > LARGEST_READ or place + nbytes > self._grown(place + nbytes):
             self.fail(place, f"{nbytes} bytes are said to be here, but the file ends before")
-        content = os.pread(self.descriptor, nbytes, place)
+        try:
+            content = read_at(self.descriptor, nbytes, place)
+        except OSError as error:
+            raise unreadable(self.path, place, nbytes, str(error.strerror)) from error
         if len(content) != nbytes:
             self.fail(place, "the file became shorter while it was read")
         return content

@@ -15,6 +15,7 @@ from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import Owner, Part
 from dumpcmp.archive.write.pens import Errand
 from dumpcmp.archive.write.recurring import Recurring, SharedPlace
+from dumpcmp.nouns.files import read_at
 from dumpcmp.nouns.record import Source
 
 PIECE_NBYTES = 1 << 20  # digested and written at once: so much stays in the cache between them
@@ -109,7 +110,7 @@ def _copy(source: Part, holder: Part, owner: Owner, digest: bytes) -> None:
     form, start = owner[1], source.end + owner[1].prefix_nbytes
     address, prefix = holder.reserve_value(owner, digest.decode())
     for at in range(0, form.nbytes, PIECE_NBYTES):
-        piece = os.pread(source.descriptor, min(PIECE_NBYTES, form.nbytes - at), start + at)
+        piece = read_at(source.descriptor, min(PIECE_NBYTES, form.nbytes - at), start + at)
         holder.write(piece, address + len(prefix) + at)
     os.ftruncate(holder.descriptor, holder.end)  # filled up to 64 bytes
     holder.write(prefix, address)

@@ -16,6 +16,7 @@ from dumpcmp.nouns.record import TWIN, Call
 from dumpcmp.pytorch.randomness import Randomness
 from dumpcmp.taps.inductor.graph_values import RunsTold
 from dumpcmp.taps.inductor.graphed import Witnesses, run_beside
+from dumpcmp.taps.inductor.pass_texts import unpacked
 from dumpcmp.taps.inductor.tables import (
     ENDING,
     Reading,
@@ -92,6 +93,8 @@ class Tapping:
         step.outlet.sink.text(model, f"code-{name}", code)
         for stage, text in graph.table.stages.items():
             step.outlet.sink.text(model, f"{stage}-{name}", text)
+        for place, text in unpacked(graph.table.passes):
+            step.outlet.sink.text(model, f"pass-{name.removesuffix('.txt')}-{place}.txt", text)
 
 
 _tapping: Tapping | None = None  # one at a time, seen by every thread: backward has its own

@@ -19,6 +19,7 @@ from dumpcmp.pytorch.names import check_names, patch, patched, private, standing
 from dumpcmp.taps.inductor import tables, written
 from dumpcmp.taps.inductor.generated import graphed
 from dumpcmp.taps.inductor.marks import op_near, op_of
+from dumpcmp.taps.inductor.pass_texts import PassTexts, observers
 from dumpcmp.taps.inductor.single_calls import unrepeatable
 from dumpcmp.taps.inductor.switches import Switches
 from dumpcmp.taps.inductor.twin import lowered_again
@@ -62,7 +63,7 @@ class Provenance:
         refuse_cpp_wrapper()
         config = private("torch.compiler.config")
         patches = [standing_in(path, ours) for path, ours in self._stand_ins().items()]
-        patches += self._switches.patches()
+        patches += [*self._switches.patches(), *observers(self._passes_of_now)]
         if not self._fusion:
             most = "torch._inductor.codegen.cpp:CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM"
             patches.append(patch(most, lambda _: -1))
@@ -111,6 +112,9 @@ class Provenance:
         """The compilation that is under way; the same for the backward of its graph."""
         context = _tracing_context()
         return None if context is None else self._compilations.get(context)
+
+    def _passes_of_now(self) -> PassTexts | None:
+        return None if self._now is None else self._now.passes
 
     # The door of Inductor
 
@@ -186,6 +190,7 @@ class Provenance:
         changed: fx.GraphModule = original(module, *args, **kwargs)
         if now is not None:
             now.marks.restore(changed.graph, before)
+            now.passes.cut()
         return changed
 
     def _remember(self, nodes: fx.Graph) -> None:
@@ -245,6 +250,7 @@ class Provenance:
         """The line that reads `value`, if some op is waiting for it."""
         inside = {op_of(now.traced, node) for node in value.origins} - {None}
         now.kernels.setdefault(value.kernel, set()).update(inside)  # type: ignore[arg-type]
+        now.note_kernel(value)
         if not value.is_readable:
             return
         sizes: Sizes = []

@@ -17,12 +17,13 @@ from dumpcmp.nouns.key import Slot
 from dumpcmp.pytorch.graph_text import graph_text
 from dumpcmp.taps.inductor.graph_values import GraphValue, read_value
 from dumpcmp.taps.inductor.marks import MARK, Known, Marking
+from dumpcmp.taps.inductor.pass_texts import PassTexts
 from dumpcmp.taps.inductor.single_calls import has_single_calls
 from dumpcmp.taps.inductor.views import Sizes, View, base_of, is_same, view_name, views_of
 from dumpcmp.taps.inductor.written import Written
 from dumpcmp.taps.modes.traced import Mark, Traced, results_of
 
-SCHEMA = 17  # caches keep code with tables of different schemas apart
+SCHEMA = 18  # caches keep code with tables of different schemas apart
 # Of the generated code: ours comes then.
 ENDING = "\n\nfrom dumpcmp.taps.inductor.generated import TappedGraph"
 
@@ -69,6 +70,7 @@ class TapTable:
     symbols: list[tuple[str, int, int]]  # sizes that vary: argument, and dim of it (-1: itself)
     values: list[GraphValue]  # of dynamo's graph, stored or not; a backward's are its forward's
     stages: dict[str, str] = field(default_factory=dict)  # other texts of the graph, by what it is
+    passes: str = ""  # texts of the graph after each pass that changed it, as `pass_texts.packed`
     twin: TwinCode | None = None
 
     def written(self) -> str:
@@ -151,12 +153,24 @@ class Compilation:
         self.marks = Marking(traced)
         self.before_passes: list[Known] = []  # marked nodes of the post-grad graph
         self.stages: dict[str, str] = {}  # texts of the graph before Inductor changed it
+        self.passes = PassTexts(self.stages)
         self.begin_code()
 
     def begin_code(self) -> None:
         """Forget what was written: the code that comes now is another one."""
         self.tapped: list[Tapped] = []
         self.kernels: dict[str, set[int]] = {}  # kernel -> the ops inside
+        self._kernels_of: dict[fx.Node, dict[str, None]] = {}  # those that compute a node
+
+    def note_kernel(self, value: Written) -> None:
+        """A kernel has computed `value`, and all nodes on the way to it."""
+        for node in value.origins:
+            self._kernels_of.setdefault(node, {})[value.kernel] = None
+
+    def kernels_of(self) -> dict[fx.Node, Iterable[str]]:
+        """The kernel that stores a node's value, or else those that compute it on their way."""
+        found: dict[fx.Node, Iterable[str]] = dict(self._kernels_of)
+        return found | {v.origin: [v.kernel] for v, _, _ in self.tapped if v.origin is not None}
 
 
 def table_of(now: Compilation, lowered: Any) -> TapTable:
@@ -182,16 +196,16 @@ def table_of(now: Compilation, lowered: Any) -> TapTable:
         symbols=[] if backward else list(_symbols(graph)),
         values=[] if backward else now.marks.values(),
         stages={**now.stages, "nodes": _node_lines(now, graph)},
+        passes=now.passes.taken(),
     )
 
 
 def _node_lines(now: Compilation, graph: fx.Graph) -> str:
-    """A line a node of the final graph: its name, the kernel that stores it, the user's line."""
-    stored = {each.value.origin: each.value.kernel for each in now.tapped if each.value.origin}
-    told = ["node\tkernel\tsource"]
+    """A line a node of the final graph: its name, its kernel, or several, and the user's line."""
+    told, kernels = ["node\tkernel\tsource"], now.kernels_of()
     for node in graph.nodes:
         if node.op == "call_function":
-            told.append(f"{node.name}\t{stored.get(node, '')}\t{_source_of(node)}")
+            told.append(f"{node.name}\t{', '.join(kernels.get(node, ()))}\t{_source_of(node)}")
     return "\n".join(told) + "\n"
 
 

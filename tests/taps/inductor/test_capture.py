@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,31 @@ def test_each_graph_is_kept_as_it_was_traced_and_as_it_was_lowered(certified: Pa
     assert nodes[0] == ["node", "kernel", "source"]
     assert any(kernel.startswith("cpp_fused") for _, kernel, _ in nodes[1:])
     assert all("models.py:" in source for _, _, source in nodes[1:])
-    for stage in ("original", "aot", "final", "nodes"):
+    for stage in ("original", "aot", "passes", "final", "nodes"):
         told = CliRunner().invoke(main, ["show", str(certified), "--graph", stage])
-        assert told.exit_code == 0 and "-0-forward.txt" in told.output
+        assert told.exit_code == 0 and "-0-forward" in told.output
+
+
+def test_the_nodes_of_a_fused_kernel_name_it(certified: Path) -> None:
+    texts = {name: path for (_, _, name), path in Archive(certified).texts.items()}
+    code = texts["code-0-forward.txt"].read_text()
+    lines = texts["nodes-0-forward.txt"].read_text().splitlines()[1:]
+    kernel_of = dict(line.split("\t")[:2] for line in lines)
+    assert kernel_of["tanh"].partition("#")[0] in code
+    fused = [node for node, kernel in kernel_of.items() if kernel == kernel_of["tanh"]]
+    assert {"tanh", "mul"} <= set(fused), kernel_of
+
+
+def test_the_graph_is_kept_after_each_pass_that_changed_it(certified: Path) -> None:
+    texts = {name: path.read_text() for (_, _, name), path in Archive(certified).texts.items()}
+    forward, backward = (
+        [text for name, text in texts.items() if name.startswith(f"pass-{code}-")]
+        for code in ("0-forward", "1-backward")
+    )
+    assert all(a != b for texts in (forward, backward) for a, b in pairwise(texts))
+    both = [text for text in forward if text in backward]  # before one graph was cut into two
+    assert both == forward[: len(both)] == backward[: len(both)]
+    assert 0 < len(both) < min(len(forward), len(backward))
 
 
 def test_each_op_tells_its_kernel_and_its_line(certified: Path) -> None:
