@@ -35,8 +35,8 @@ class _Because(StrEnum):
     IN_KERNEL = "it is inside of a kernel of my side that does not store it"
     GOLDEN_ALONE = "only golden has it"
     TERMS = "each rank has a term of it"
-    IN_NO_ORDER = "my ranks hold it in no order that gives golden's"
-    OTHER_NUMBERS = "some ranks have other numbers, such as a count of their own"
+    IN_NO_ORDER = "my side holds it in no order that gives golden's"
+    OTHER_NUMBERS = "it holds other numbers there, such as a count of its own"
 
 
 class _Group(NamedTuple):

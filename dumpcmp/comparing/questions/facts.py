@@ -424,9 +424,30 @@ class Facts:
     def _in_call(self, pair: Pair) -> str:
         """In what the calls differ that gave a value."""
         key = pair.golden
-        if key is None or not key.slot.is_output or key.site not in self.calls:
+        if key is None or not key.slot.is_output:
             return ""
-        return self.calls[key.site].said
+        return self.calls[key.site].said if key.site in self.calls else self._constant(key.site)
+
+    def _constant(self, site: Site) -> str:
+        """Which constant that a call takes, one that nothing was computed for, is another."""
+        for pair in self._taken.get(site, ()):
+            is_constant = self._is_made(pair) and not self.sources[pair] and not self._takes(pair)
+            if is_constant and not self._is_equal(self.mains[pair]):
+                return f"{pair.key.slot} is not the same constant"
+        return ""
+
+    @cached_property
+    def _taken(self) -> dict[Site, list[Pair]]:
+        found: dict[Site, list[Pair]] = {}
+        for pair in self.pairs:
+            if pair.golden is not None and pair.both and pair.golden.slot.is_input:
+                found.setdefault(pair.golden.site, []).append(pair)
+        return found
+
+    def _takes(self, pair: Pair) -> bool:
+        """Whether anything is given to the calls that made a value."""
+        nodes = (run.producer(at) for run, key in self._sides(pair) for at in run.places(key))
+        return any(node.takes for node in nodes if node is not None)
 
     # values on ranks
 

@@ -470,9 +470,10 @@ def _alone(one: JudgedFacts) -> Judgement:
 class _LeadsTo(IntEnum):
     NOWHERE = 0
     AGREEING = 1
-    OPEN = 2
-    FAILING = 3
-    END = 4
+    PARTED = 2
+    OPEN = 3
+    FAILING = 4
+    END = 5
 
 
 _AGREES = frozenset(map(Verdict, ("PASS", "DTYPE", "EMPTY", "FLIP", "COVERED", "DEAD", "SKIPPED")))
@@ -489,7 +490,7 @@ def _covered(
     for pair in _after_sources(dict.fromkeys(alone), takers):
         ways[pair] = _way(pair, known, states, takers, ways)
     for pair, way in ways.items():
-        if not pair.both or way is _LeadsTo.AGREEING:
+        if not pair.both or way in (_LeadsTo.AGREEING, _LeadsTo.PARTED):
             states[pair] = _by_way(states[pair], way)
         if way is _LeadsTo.FAILING and (root := _other_cause(pair, states, takers)) is not None:
             judgement = replace(states[pair].judgement, why=Why.PLAIN)
@@ -534,7 +535,7 @@ def _way(
     if known[pair].is_effect:
         return _LeadsTo.END
     if known[pair].is_parted:
-        return _LeadsTo.AGREEING
+        return _LeadsTo.PARTED
     found = [_end(other, states, ways) for other in takers.get(pair, ())]
     return max(found, default=_LeadsTo.NOWHERE)
 
@@ -553,6 +554,7 @@ def _end(other: Pair, states: Mapping[Pair, ValueState], ways: Mapping[Pair, _Le
 _BY_WAY = {
     _LeadsTo.NOWHERE: (Verdict.DEAD, "nothing that is recorded was computed from it"),
     _LeadsTo.AGREEING: (Verdict.COVERED, "all that was computed from it agrees"),
+    _LeadsTo.PARTED: (Verdict.COVERED, "the programs part elsewhere"),
     _LeadsTo.OPEN: (Verdict.INCONCLUSIVE, "nothing after it shows whether it is right"),
     _LeadsTo.FAILING: (Verdict.UNPAIRED, "what was computed from it differs"),
 }
