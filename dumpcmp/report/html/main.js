@@ -44,7 +44,8 @@ async function begin() {
     page.table.reveal(row, from);
     page.curve.draw();
     page.map.draw();
-    if (row !== null && from !== "address" && from !== "start") history.replaceState(null, "", `#row=${encodeURIComponent(model.keyOf(row))}`);
+    const hasAddress = location.protocol !== "about:"; // not in the frame of a notebook
+    if (hasAddress && row !== null && from !== "address" && from !== "start") history.replaceState(null, "", `#row=${encodeURIComponent(model.keyOf(row))}`);
     if (from === "map" || from === "link" || from === "flow") byId("row-section").scrollIntoView({block: "nearest"});
   });
   window.addEventListener("resize", redraw);
