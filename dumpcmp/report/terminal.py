@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -47,6 +47,23 @@ class Screen(Console):
         raise
 
 
+class Hanging:
+    """A line of text whose further lines, where it is wrapped, begin below its first word."""
+
+    def __init__(self, text: Text) -> None:
+        self._indent = len(text.plain) - len(text.plain.lstrip(" "))
+        self._text = text[self._indent :]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        if options.no_wrap or not self._text.plain:
+            yield Text(" " * self._indent) + self._text
+            return
+        room = max(1, options.max_width - self._indent)
+        for line in self._text.wrap(console, room):
+            line.rstrip()
+            yield Text(" " * self._indent) + line
+
+
 def plain(text: str, style: str = "") -> Text:
     """`text` as it stands: no markup and no control character of a name means anything."""
     return Text(visible(text), style)
@@ -54,10 +71,13 @@ def plain(text: str, style: str = "") -> Text:
 
 def show(outcome: Outcome, console: Console, files: Sequence[str] = ()) -> None:
     """Print the summary of `outcome`; `files` are where the whole report is."""
-    console.print(summary(outcome, files))
+    console.print(summary(outcome))
+    console.print()
+    for file in files:  # readers copy these: the terminal may wrap them, and we break none
+        console.print(plain(f"report: {file}"), soft_wrap=True)
 
 
-def summary(outcome: Outcome, files: Sequence[str] = ()) -> Group:
+def summary(outcome: Outcome) -> Group:
     """The answer first, then what supports it."""
     style = "bold green" if outcome.passed else "bold red"
     parts: list[RenderableType] = [plain(outcome.word, style), *_coverage(outcome)]
@@ -69,8 +89,7 @@ def summary(outcome: Outcome, files: Sequence[str] = ()) -> Group:
         parts += [Text(), *decided]
     if worst := _worst(outcome.rows):
         parts += [Text(), _table(worst)]
-    parts += [Text(), *(plain(f"report: {file}") for file in files)]
-    return Group(*parts)
+    return Group(*(Hanging(part) if isinstance(part, Text) else part for part in parts))
 
 
 def _decisions(outcome: Outcome) -> Iterable[Text]:
