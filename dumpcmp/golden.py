@@ -175,7 +175,10 @@ def _asked(asked: dict[str, Any]) -> dict[str, Any]:
 def _differences(golden: dict[str, str], mine: dict[str, str]) -> Iterator[str]:
     for name, was in golden.items():
         now = mine.get(name, "")
-        if name.startswith(("versions.", "shortcuts", "num_threads")) and now != was:
+        if (
+            name.startswith(("versions.", "environment.", "shortcuts", "num_threads"))
+            and now != was
+        ):
             yield f"{name}: golden {was}, here {now or 'unknown'}"
 
 

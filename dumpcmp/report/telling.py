@@ -120,8 +120,8 @@ def _given(row: Row) -> Iterator[str]:
             yield f"{name} has {dtype} {list(shape)}"
     if row.metrics is not None and not row.metrics.equal:
         m = row.metrics
-        at = f"{m.max_abs_diff:.3g} at {list(m.worst)}"
-        yield f"rel_l2 {m.rel_l2:.3g}, cosine {m.cosine:.6f}, largest difference {at}"
+        most = f"{m.max_abs_diff:.3g} at {list(m.worst)}" if m.worst else "not known"
+        yield f"rel_l2 {m.rel_l2:.3g}, cosine {m.cosine:.6f}, largest difference {most}"
 
 
 def _parts(row: Row) -> str:

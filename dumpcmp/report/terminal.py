@@ -12,12 +12,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.row import Extent, Row, Verdict, Why
+from dumpcmp.nouns.row import Extent, Metrics, Row, Verdict, Why
 from dumpcmp.nouns.rows import held_by, num_heirs, suspects
 from dumpcmp.nouns.spoken import counted, plural
+from dumpcmp.report.contrasts import contrasts
 from dumpcmp.report.decisions import agreements, decisions
 from dumpcmp.report.escaping import visible
 
@@ -25,6 +27,7 @@ _UNBROKEN = 100_000  # columns
 _WORST = 10
 _MOST_ROOTS = 5
 _MOST_DECISIONS = 5
+_MOST_CONTRASTS = 8
 _STYLES = {
     Verdict.PASS: "green",
     Verdict.FLIP: "yellow",
@@ -85,11 +88,20 @@ def summary(outcome: Outcome) -> Group:
     first = outcome.first_divergence
     if first is not None:
         parts += [Text(), *_divergence(outcome, first), *_further(outcome)]
+    if differing := contrasts(outcome):
+        parts += [Text(), *_contrasts(differing)]
     if decided := list(_decisions(outcome)):
         parts += [Text(), *decided]
     if worst := _worst(outcome.rows):
         parts += [Text(), _table(worst)]
     return Group(*(Hanging(part) if isinstance(part, Text) else part for part in parts))
+
+
+def _contrasts(differing: Sequence[str]) -> Iterable[Text]:
+    yield Text("Besides their values, the runs differ in this:", style="bold")
+    yield from (plain(f"  {line}") for line in differing[:_MOST_CONTRASTS])
+    if len(differing) > _MOST_CONTRASTS:
+        yield Text(f"  and {len(differing) - _MOST_CONTRASTS} more, in the page (--format html)")
 
 
 def _decisions(outcome: Outcome) -> Iterable[Text]:
@@ -142,7 +154,7 @@ def _divergence(outcome: Outcome, row: Row) -> Iterable[RenderableType]:
 
 _MOST_ROWS = 200_000  # that are looked at for the inputs of a call
 _WHYS = {
-    Why.LEAF: "no op computed this value: it came into the run as another",
+    Why.LEAF: "this input or weight already differed before any recorded op ran",
     Why.CALL: "what it was given agrees, but the two sides do not call it in the same way",
     Why.WIRED: "my side gives this op another value than golden gives to it",
     Why.EFFECT: "everything before it agrees, and this is what the runs left behind",
@@ -151,12 +163,18 @@ _WHYS = {
 }
 
 
+_BETWEEN_STEPS = (
+    "no recorded op computed it: it changed between the tokens, as by an optimizer, clipping of "
+    "gradients, a schedule or a loader"
+)
 _BY_OPTIMIZER = "golden's optimizer makes something else of my side's gradients, and of its weights"
 
 
 def _why(outcome: Outcome, row: Row) -> str:
     if row.replay is not None and row.replay.num_ops == 0:
         return _BY_OPTIMIZER
+    if row.judgement.why is Why.LEAF and row.key.slot.is_weight and row.key.step:
+        return _BETWEEN_STEPS
     if row.judgement.why in _WHYS:
         return _WHYS[row.judgement.why]
     if row.golden_key is None:
@@ -189,13 +207,22 @@ def _parts(replay: Replay) -> str:
 
 
 def _numbers(row: Row) -> str:
+    """The numbers that there are: of Summaries nobody knows where elements differ most."""
     metrics = row.metrics
     assert metrics is not None
-    return (
-        f"rel_l2 {metrics.rel_l2:.3g}, cosine {metrics.cosine:.6f}, "
-        f"max_abs_diff {metrics.max_abs_diff:.3g} at {list(metrics.worst)}, "
-        f"max_rel_err {metrics.max_rel_err:.3g}, max_ulp {metrics.max_ulp:.3g}"
-    )
+    numbers = {
+        "rel_l2": f"{metrics.rel_l2:.3g}",
+        "cosine": f"{metrics.cosine:.6f}",
+        "max_abs_diff": f"{metrics.max_abs_diff:.3g}{place_of(metrics)}",
+        "max_rel_err": f"{metrics.max_rel_err:.3g}",
+        "max_ulp": f"{metrics.max_ulp:.3g}",
+    }
+    return ", ".join(f"{name} {told}" for name, told in numbers.items() if told != "nan")
+
+
+def place_of(metrics: Metrics) -> str:
+    """Where the largest difference is, if that is known."""
+    return f" at {list(metrics.worst)}" if metrics.worst else ""
 
 
 def _sides(row: Row) -> Table:
@@ -216,7 +243,10 @@ def _extent(extent: Extent) -> list[str]:
 
 
 def _further(outcome: Outcome) -> Iterable[Text]:
-    further = outcome.roots[1:]
+    further, weights = _apart_from_recipe(outcome)
+    if weights:
+        few = counted(weights, "weight after it differs", "weights after it differ")
+        yield Text(f"  {few} from what golden's optimizer makes of the same gradients")
     if further:
         yield Text(f"Further roots, which do not follow from it: {len(further)}", style="bold")
     for row in further[:_MOST_ROOTS]:
@@ -224,6 +254,15 @@ def _further(outcome: Outcome) -> Iterable[Text]:
         yield plain(f"  token {key.step}  {key.op}#{key.call} {key.slot}  {row.reason}")
     if len(further) > _MOST_ROOTS:
         yield Text(f"  and {len(further) - _MOST_ROOTS} more, with root = True in the report")
+
+
+def _apart_from_recipe(outcome: Outcome) -> tuple[Sequence[Row], int]:
+    """Further roots; where an optimizer is set otherwise, without the weights that it has made."""
+    first, *further = outcome.roots
+    if first.key.op not in (Effect.TRAINING.op, Effect.OPTIMIZER.op):
+        return further, 0
+    apart = [row for row in further if row.replay is None or row.replay.num_ops]
+    return apart, len(further) - len(apart)
 
 
 def _worst(rows: Sequence[Row]) -> list[Row]:
