@@ -17,6 +17,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "dump": "run a program and record what every op takes in and gives out",
         "compare": "hold a run against golden and say where it first goes wrong",
         "explain": "say all that is known of one value, and what it looks like",
+        "bisect": "run two programs and compare the step in which they part",
         "repro": "cut the guilty op out into a folder that shows the fault alone",
         "report": "make one HTML page of a report, which opens from disk",
         "map": "propose a mapping between two implementations of a model",
