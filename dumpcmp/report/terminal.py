@@ -22,6 +22,7 @@ from dumpcmp.nouns.spoken import counted, plural
 from dumpcmp.report.contrasts import contrasts
 from dumpcmp.report.decisions import agreements, decisions
 from dumpcmp.report.escaping import visible
+from dumpcmp.report.kernel_sources import kernel_source
 
 _UNBROKEN = 100_000  # columns
 _WORST = 10
@@ -146,10 +147,25 @@ def _divergence(outcome: Outcome, row: Row) -> Iterable[RenderableType]:
     if row.metrics is not None:
         yield Text(f"  {_numbers(row)}")
         yield Padding(_sides(row), (0, 0, 0, 2), expand=False)
+    yield from _kernel(outcome, row)
     heirs = num_heirs(outcome.rows, key)
     if heirs:
         inherit = plural(heirs, "row after it only inherits", "rows after it only inherit")
         yield Text(f"  {heirs} failing {inherit} from it")
+
+
+def _kernel(outcome: Outcome, row: Row) -> Iterable[Text]:
+    """The kernel that computes it, where its source is, and the lines of it that are meant."""
+    if not row.kernel:
+        return
+    source = kernel_source(outcome, row)
+    if source is None:
+        yield plain(f"  kernel {row.kernel}")
+        return
+    yield plain(f"  kernel {row.kernel}, generated in {source.file}:{source.meant}")
+    for number, line in source.around(4, 4):
+        mark = ">" if number == source.meant else " "
+        yield plain(f"    {mark}{number:5}  {line}")
 
 
 _MOST_ROWS = 200_000  # that are looked at for the inputs of a call

@@ -138,10 +138,62 @@ def test_filters_search_and_sorting_narrow_the_table(opened: Browser) -> None:
     assert opened.text("#count").startswith(("2 of", "4 of"))
     opened.click("#clear")
     opened.click("[data-column=rel_l2] button")
-    opened.click("[data-column=rel_l2] button")
     sizes = opened.run("return page.table.rows.map(row => page.model.number(row, 'rel_l2'))")
     numbers = [size for size in sizes if size is not None]
     assert numbers == sorted(numbers, reverse=True)
+
+
+@needs_browser
+def test_the_first_click_on_a_column_brings_up_the_worst(opened: Browser) -> None:
+    opened.click("[data-column=verdict] button")
+    assert opened.run("return page.model.verdict(page.table.rows[0])") == "FAIL"
+    opened.click("[data-column=cosine] button")
+    cosines = opened.run("return page.table.rows.map(row => page.model.number(row, 'cosine'))")
+    assert cosines[0] == min(cosine for cosine in cosines if cosine is not None) < 1
+    opened.click("[data-column=token] button")
+    assert opened.run("return page.model.cell(page.table.rows[0], 'token')") == 0
+    opened.click("[data-column=token] button")
+    assert opened.run("return page.model.cell(page.table.rows[0], 'token')") == 1
+
+
+@needs_browser
+def test_links_to_roots_carry_their_token(opened: Browser) -> None:
+    assert f"{ROOT_OP}#0 output.0, token 1" in opened.text("#first")
+    ticks = opened.run("""
+        const told = [], pen = page.curve.pen, fill = pen.fillText;
+        pen.fillText = (text, ...at) => { told.push(text); fill.call(pen, text, ...at); };
+        page.curve.layerTicks();
+        delete pen.fillText;
+        return told;
+    """)
+    assert any(tick.endswith("(0)") for tick in ticks) and any(t.endswith("(1)") for t in ticks)
+
+
+@needs_browser
+def test_names_in_the_data_flow_fit_into_their_boxes(opened: Browser) -> None:
+    opened.run("selection.select(page.model.range().find(row => page.model.isRoot(row)), 'table')")
+    over = opened.run("""
+        return [...document.querySelectorAll('#flow svg .box')].filter(box =>
+            box.querySelector('text').getBBox().width > box.querySelector('rect').getBBox().width)
+            .length;
+    """)
+    assert over == 0
+    fitted = opened.run("return fitted('layers.100.a_very_long_name.of_a_module/function', 100)")
+    assert fitted.startswith("…") and fitted.endswith("/function")
+
+
+@needs_browser
+def test_the_kernel_of_a_root_is_shown(
+    browser: Browser, told: dict[str, Any], tmp_path: Path
+) -> None:
+    key = f"TinyDecoder[0] {ROOT_OP}#0 output.0"
+    kernel = {"kernel": "cpp_fused_0", "file": "d2/code-0-forward.txt", "first": 7, "meant": 8,
+              "lines": ["void kernel()", "tmp0.tanh();<b>"], "roots": [key]}  # fmt: skip
+    browser.open(write_page(told | {"kernels": [kernel]}, tmp_path / "kernel.html"))
+    assert "cpp_fused_0, generated in d2/code-0-forward.txt:8" in browser.text("#first")
+    browser.click("#first details.kernel summary")
+    assert "8  tmp0.tanh();<b>" in browser.text("#first details.kernel .here")
+    assert browser.complaints() == []
 
 
 @needs_browser
@@ -207,7 +259,9 @@ def test_dark_pages_are_dark_and_the_button_changes_them(browser: Browser, page:
     browser.media(prefers_color_scheme="dark")
     browser.open(page)
     assert browser.run(colour) == "rgb(13, 17, 23)"
+    assert browser.text("#theme") == "Light" and browser.run("return heat(0)") == "rgb(28,46,68)"
     browser.click("#theme")
+    assert browser.text("#theme") == "Dark" and browser.run("return heat(0)") == "rgb(222,235,247)"
     assert browser.run(colour) == "rgb(255, 255, 255)"
     browser.media(prefers_color_scheme="light")
 

@@ -14,7 +14,7 @@ function listenToTheme(redraw) {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const wear = isDark => {
     root.dataset.theme = isDark ? "dark" : "light";
-    button.setAttribute("aria-pressed", String(isDark));
+    button.textContent = isDark ? "Light" : "Dark"; // what a click makes of it
     redraw();
   };
   dark.addEventListener("change", event => wear(event.matches));
