@@ -28,7 +28,7 @@ _MOST_ARROWS = 60_000
 _DIGITS = 6  # of a number
 _SCRIPTS = (
     "model.js", "colours.js", "answer.js", "curve.js", "map.js", "closeup.js", "flow.js",
-    "table.js", "facts.js", "main.js",
+    "graph.js", "table.js", "facts.js", "main.js",
 )  # fmt: skip
 _MARK = re.compile(r"@@(\w+)@@")
 _POLICY = (
