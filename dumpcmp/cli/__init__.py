@@ -39,6 +39,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Begin": {
         "demo": "dump, break, compare and explain, on a model of dumpcmp's own",
+        "mcp": "serve compare, explain, show and others to an assistant",
         "completion": "print what completes commands in bash, zsh or fish",
     },
 }
