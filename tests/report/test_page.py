@@ -243,6 +243,7 @@ def test_what_one_side_alone_runs_has_a_gap_on_the_other(
 
 
 @needs_browser
+@pytest.mark.long
 def test_twenty_thousand_calls_scroll_smoothly(
     browser: Browser, told: dict[str, Any], tmp_path: Path
 ) -> None:

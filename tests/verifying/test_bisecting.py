@@ -55,7 +55,7 @@ def bisected(program: str, mine: str, golden: str, *options: str) -> Result:
     return CliRunner().invoke(main, ["bisect", *words, *mine.split()])
 
 
-@pytest.mark.parametrize("every", ["1", "4"])
+@pytest.mark.parametrize("every", [pytest.param("1", marks=pytest.mark.long), "4"])
 def test_the_step_is_found_and_kept_whole_and_no_other(program: str, every: str) -> None:
     told = bisected(program, "4", "99", "--every", every)
     assert told.exit_code == 1, told.output
