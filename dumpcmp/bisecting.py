@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dumpcmp.archive.stores.urls import is_url
 from dumpcmp.comparing import compare
 from dumpcmp.nouns.errors import ArchiveError, CaptureError, SelectionError
 from dumpcmp.nouns.outcome import Outcome
@@ -76,6 +77,8 @@ def bisect(
     ``-m``, a module and its arguments. With `every` the first runs look at each Nth step only, and
     others narrow it down. The archives are in `room`.
     """
+    if is_url(room):
+        raise SelectionError(f"{room} is no directory of this machine", hint="give another --path")
     if room.exists() and any(room.iterdir()):
         raise ArchiveError(
             f"{room} is not empty", hint="give another --path; nothing is replaced here"

@@ -92,6 +92,13 @@ def test_a_golden_program_that_is_none_is_refused(program: str, words: str, said
     assert told.exit_code == 2 and said in told.stderr
 
 
+@pytest.mark.parametrize("words", [["mcp", "--dir"], ["bisect", "--golden", "x.py", "--path"]])
+def test_what_needs_this_machine_takes_no_url(words: list[str]) -> None:
+    end = ["x.py"] if words[0] == "bisect" else []
+    told = CliRunner().invoke(main, [*words, "s3://bucket/room", *end])
+    assert told.exit_code == 2 and "is no directory of this machine" in told.stderr, told.output
+
+
 @pytest.mark.long
 def test_each_run_is_a_process_of_its_own(tmp_path: Path) -> None:
     train = str(Path(__file__).parents[2] / "examples" / "train.py")
