@@ -30,8 +30,8 @@ demo-scale: $(READY)  ## the same in a bucket of a local S3 server, by two Dask 
 	$(BIN)/python -m benchmarks.demo_scale
 
 lint: $(READY)  ## ruff, mypy --strict and the import contracts
-	$(BIN)/ruff check dumpcmp tests benchmarks
-	$(BIN)/ruff format --check dumpcmp tests benchmarks
+	$(BIN)/ruff check dumpcmp tests benchmarks examples
+	$(BIN)/ruff format --check dumpcmp tests benchmarks examples
 	$(BIN)/mypy --strict dumpcmp tests benchmarks
 	$(BIN)/lint-imports
 

@@ -11,10 +11,12 @@ from tempfile import TemporaryDirectory
 from tests.report.browser import browsing
 
 IMAGES = Path(__file__).parent / "images"
-SHOTS = {  # name -> the section on top, the height in pixels, and whether it is dark
-    "page-answer": ("header", 1200, False),
-    "page-row": ("#row-section", 1150, False),
-    "page-dark": ("#curve-section", 700, True),
+SHOTS = {  # name -> the section on top, width and height in pixels, and whether it is dark
+    "page-answer": ("header", 1180, 1200, False),
+    "page-row": ("#row-section", 1180, 1150, False),
+    "page-programs": ("#graph-section", 1180, 760, False),
+    "page-dark": ("#curve-section", 1180, 700, True),
+    "page-phone": ("header", 390, 844, False),
 }
 
 
@@ -23,8 +25,9 @@ def main() -> None:
     with TemporaryDirectory() as room, browsing(Path(room, "profile")) as browser:
         command = [sys.executable, "-m", "dumpcmp", "demo", "--output", f"{room}/demo_out"]
         subprocess.run(command, check=True, cwd=IMAGES.parents[1])
-        for name, (section, height, is_dark) in SHOTS.items():
-            browser.ask("POST", "/window/rect", width=1180, height=height)
+        for name, (section, width, height, is_dark) in SHOTS.items():
+            size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+            browser.order("Emulation.setDeviceMetricsOverride", **size)
             browser.media(prefers_color_scheme="dark" if is_dark else "light")
             browser.open(Path(room, "demo_out", "compare.html"))
             browser.run("document.querySelector(arguments[0]).scrollIntoView()", section)

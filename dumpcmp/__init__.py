@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
         register_annotation, verify_graph, verify_partition_options,
     )  # fmt: skip
     from dumpcmp.replay.references import reference
+    from dumpcmp.report.inline import Page, activations, page
     from dumpcmp.reproducing import Repro, repro
     from dumpcmp.summary.summary import Summary
     from dumpcmp.taps.distributed.ranks import layout, microbatch, set_rank
@@ -51,15 +52,15 @@ __all__ = [
     "CheckError", "Checker", "Checkup", "Compiled", "Conclusion", "Conditions", "CosineChecker",
     "DumpcmpError", "EngineError", "ExactChecker", "Explanation", "Findings", "Fp64Checker",
     "FullValueChecker", "GoldenCheck", "GoldenFile", "Imported", "Judgement", "Key", "LayoutError",
-    "Metrics", "MissingValueError", "NotCallableError", "Op", "Origin", "Outcome",
+    "Metrics", "MissingValueError", "NotCallableError", "Op", "Origin", "Outcome", "Page",
     "PartitionConfig", "PartitionError", "Proposal", "Record", "ReferenceChecker", "Replay",
     "Report", "Repro", "Retention", "RoundingChecker", "Row", "SelectionError", "Slot", "Summary",
     "Tally", "TensorInfo", "Verdict", "VerificationError", "VerificationWarning", "VerifyConfig",
-    "Why", "__version__", "audit", "capture", "check", "check_golden", "check_partition_options",
-    "compact", "compare", "compiled_backend", "explain", "fx_backend", "import_dump", "layout",
-    "microbatch", "pack_golden", "padded", "propose_mapping", "reference", "register_annotation",
-    "repro", "run_and_compare", "same", "save", "set_rank", "verify", "verify_correctness",
-    "verify_graph", "verify_partition_options", "verifying_backend",
+    "Why", "__version__", "activations", "audit", "capture", "check", "check_golden",
+    "check_partition_options", "compact", "compare", "compiled_backend", "explain", "fx_backend",
+    "import_dump", "layout", "microbatch", "pack_golden", "padded", "page", "propose_mapping",
+    "reference", "register_annotation", "repro", "run_and_compare", "same", "save", "set_rank",
+    "verify", "verify_correctness", "verify_graph", "verify_partition_options", "verifying_backend",
 ]  # fmt: skip
 
 # Module -> the public names that it defines. Nothing is imported, torch least of all, until a
@@ -92,6 +93,7 @@ _HOMES = {
     "register_annotation verify_graph verify_partition_options",
     "partitioning.annotation": "AnnotationError",
     "replay.references": "reference",
+    "report.inline": "Page activations page",
     "reproducing": "Repro repro",
     "summary.summary": "Summary",
     "taps.distributed.ranks": "layout microbatch set_rank",

@@ -64,7 +64,10 @@ def pack_golden(
             f"{source} is not whole: {'; '.join(run.problems)}", hint="dump the golden run again"
         )
     if target.exists() and not overwrite:
-        raise ArchiveError(f"{target} is there already", hint="give --overwrite, or another name")
+        raise ArchiveError(
+            f"{target} is there already",
+            hint="give another name, or replace it: --overwrite, or overwrite=True",
+        )
     with TemporaryDirectory(prefix="dumpcmp-") as room, written_there(target) as file:
         copied = Path(room, _RUN)
         if isinstance(source, RemotePath):
@@ -172,7 +175,10 @@ def _asked(asked: dict[str, Any]) -> dict[str, Any]:
 def _differences(golden: dict[str, str], mine: dict[str, str]) -> Iterator[str]:
     for name, was in golden.items():
         now = mine.get(name, "")
-        if name.startswith(("versions.", "shortcuts", "num_threads")) and now != was:
+        if (
+            name.startswith(("versions.", "environment.", "shortcuts", "num_threads"))
+            and now != was
+        ):
             yield f"{name}: golden {was}, here {now or 'unknown'}"
 
 

@@ -17,7 +17,7 @@ from dumpcmp.faults import Fault, on_output, planted, zero_channel
 SIZE = demo.Size(vocabulary=64, width=32, hidden=48, num_layers=2, num_heads=2, longest=16)
 FAULT = Fault("zeroed channel", "layers.1.attn.o_proj", "linear", on_output(zero_channel))
 NUM_TOKENS = 2
-OF_THIS_MACHINE = ("platform", "device", "initial_seed")
+OF_THIS_MACHINE = ("platform", "device", "initial_seed", "environment")
 
 
 def build(room: Path) -> None:

@@ -83,6 +83,7 @@ def main() -> int:
         "it has the compiled core": cores_in(first) == list(CORES) and with_core[0] == "True",
         "and none of its sources": not sources_in(first),
         "without a compiler it has none": cores_in(bare) == [] and without[0] == "False",
+        "and is for every machine": bare.name.endswith("-py3-none-any.whl"),
         "and measures the same, to the bit": with_core[1] == without[1],
     }
     for law, holds in laws.items():

@@ -14,7 +14,7 @@ from tests.hiding_packages import HIDDEN
 ROOT = Path(__file__).parents[1]
 OPTIONAL = (
     "aiohttp", "boto3", "botocore", "dask", "deepspeed", "distributed", "einops", "fsspec", "gcsfs",
-    "grimp", "huggingface_hub", "jsonschema", "matplotlib", "moto", "mpi4py", "ray", "s3fs",
+    "grimp", "huggingface_hub", "jsonschema", "matplotlib", "mcp", "moto", "mpi4py", "ray", "s3fs",
     "safetensors", "transformers", "triton",
 )  # fmt: skip
 MODULES = {

@@ -6,30 +6,44 @@ from keyword import iskeyword
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from dumpcmp.cli.grouping import WIDEST
 from dumpcmp.cli.trouble import told
 
 # Command -> the line that `dumpcmp --help` shows; its code is imported only when it runs.
-COMMANDS: dict[str, str] = {
-    "dump": "run a program and record what every op takes in and gives out",
-    "compare": "hold a run against golden and say where it first goes wrong",
-    "report": "make one HTML page of a report, which opens from disk",
-    "explain": "say in words all that is known of one value, and what its difference looks like",
-    "repro": "cut the guilty op out into a folder that shows the fault alone",
-    "map": "propose a mapping between two implementations of a model",
-    "golden": "keep a golden run as a small file, and hold programs against it",
-    "check": "run a program and check every op against itself in float64",
-    "demo": "dump, break, compare and explain, on a model that comes with dumpcmp",
-    "fusions": "list the fusions that a dump can turn off",
-    "compact": "replace the tensors of an archive by small summaries",
-    "audit": "check an archive against itself, and mend it",
-    "import": "turn what other tools have dumped into an archive",
-    "upload": "copy an archive into an object store, part by part",
-    "show": "show what is in an archive",
-    "verify": "hold a compiled model against the model itself",
-    "verify-op": "hold partitions of an op against the op itself",
-    "verify-graph": "hold every partition of every op of a graph against the op itself",
+GROUPS: dict[str, dict[str, str]] = {
+    "Find where two runs part": {
+        "dump": "run a program and record what every op takes in and gives out",
+        "compare": "hold a run against golden and say where it first goes wrong",
+        "explain": "say all that is known of one value, and what it looks like",
+        "bisect": "run two programs and compare the step in which they part",
+        "repro": "cut the guilty op out into a folder that shows the fault alone",
+        "report": "make one HTML page of a report, which opens from disk",
+        "map": "propose a mapping between two implementations of a model",
+        "fusions": "list the fusions that a dump can turn off",
+    },
+    "Check a program by itself": {
+        "check": "run a program and check every op against itself in float64",
+        "verify": "hold a compiled model against the model itself",
+        "verify-op": "hold partitions of an op against the op itself",
+        "verify-graph": "hold every partition of every op of a graph against the op",
+    },
+    "Look into archives, keep and move them": {
+        "show": "show what is in an archive",
+        "golden": "keep a golden run as a small file, hold programs against it",
+        "compact": "replace the tensors of an archive by small summaries",
+        "audit": "check an archive against itself, and mend it",
+        "import": "turn what other tools have dumped into an archive",
+        "upload": "copy an archive into an object store, part by part",
+    },
+    "Begin": {
+        "demo": "dump, break, compare and explain, on a model of dumpcmp's own",
+        "mcp": "serve compare, explain, show and others to an assistant",
+        "completion": "print what completes commands in bash, zsh or fish",
+    },
 }
+COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
 
 
 class Commands(click.Group):
@@ -48,9 +62,18 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            if COMMANDS:
-                formatter.write_dl(list(COMMANDS.items()))
+        width = max(len(name) for name in COMMANDS)  # `map` is a module here, once it is imported
+        for heading, group in GROUPS.items():
+            with formatter.section(heading):
+                named = ((name.ljust(width), line) for name, line in group.items())
+                formatter.write_dl(list(named))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a command; no command is imported for that."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        found = (name for name in COMMANDS if name.startswith(incomplete))
+        return [CompletionItem(name, help=COMMANDS[name]) for name in found]
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
         """Run what `args` say. Without any, the process is the command's own, as `obj` tells it."""
@@ -67,7 +90,10 @@ class Commands(click.Group):
         ctx.exit(verdict or 0)
 
 
-@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDEST}
+
+
+@click.command(cls=Commands, context_settings=_SETTINGS)
 @click.version_option(package_name="dumpcmp")
 def main() -> None:
     """Find the op where a compiled, partitioned or ported PyTorch model first goes wrong.

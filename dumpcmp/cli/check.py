@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from dumpcmp.cli.completion import files
 from dumpcmp.cli.dump import chosen_program, show_error
 from dumpcmp.report.escaping import visible
 
@@ -16,7 +17,7 @@ from dumpcmp.report.escaping import visible
 @click.option("--model", "factory", metavar="PKG:FUNC",
               help="Call the model that FUNC returns with its inputs.")  # fmt: skip
 @click.option("-m", "module", metavar="MODULE", help="Run a module as a program.")
-@click.argument("program", nargs=-1, type=click.UNPROCESSED)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, shell_complete=files)
 def command(
     every: int, token: str | None, layers: tuple[str, ...], factory: str | None,
     module: str | None, program: tuple[str, ...], **_: Any,

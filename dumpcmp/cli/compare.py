@@ -4,13 +4,14 @@ import atexit
 import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dumpcmp.archive.stores.urls import is_url
+from dumpcmp.cli.grouping import Grouped
 from dumpcmp.cli.places import PLACE, with_cache
 from dumpcmp.cli.sharing import sharing_options
 from dumpcmp.nouns.errors import SelectionError
@@ -22,45 +23,56 @@ if TYPE_CHECKING:  # the work is imported when there is some, not for --help
     from dumpcmp.nouns.outcome import Outcome
 
 
-@click.command()
+_GROUPS = {
+    "The runs": (
+        "--my-path", "--golden-path", "--reference", "--layer", "--token", "--partial", "--follow",
+        "--stop-at-first",
+    ),
+    "What belongs together": ("--mapping", "--token-offset", "--layout"),
+    "What is admissible": (
+        "--checker", "--rtol", "--atol", "--pcc", "--cosine", "--allow", "--replay",
+        "--verify-digests",
+    ),
+    "The report": ("--output", "--format", "--open", "--per", "--all-columns", "--metric"),
+    "Who does the work": ("--jobs", "--executor", "--device", "--cache"),
+}  # fmt: skip
+
+
+@click.command(cls=Grouped, groups=_GROUPS)
 @click.option("--my-path", required=True, type=PLACE,
-              help="Archive of the run in question: a path, or a URL such as s3://...")  # fmt: skip
+              help="Archive in question: a path or a URL.")  # fmt: skip
 @click.option("--golden-path", required=True, type=PLACE, help="Archive that is right.")
 @click.option("--output", default="out", show_default=True, type=PLACE,
               help="Directory for the report.")  # fmt: skip
 @click.option("--reference", type=PLACE,
-              help="Archive of golden in higher precision (dump --dtype float64).")  # fmt: skip
+              help="Archive of golden in higher precision (dump --dtype).")  # fmt: skip
 @click.option("--mapping", type=PLACE,
               help="YAML file: golden's name of an op to my name for it.")  # fmt: skip
 @click.option("--layer", "layers", metavar="GLOB", multiple=True,
-              help="Ops to compare, such as 'layers.*.attn*'; may be given again.")  # fmt: skip
+              help="Ops to compare: 'layers.*.attn*'; may be given again.")  # fmt: skip
 @click.option("--token", metavar="LIST", help="Tokens (steps) to compare, from 0: 0,2,5-8.")
 @click.option("--token-offset", type=int, metavar="N",
-              help="Add N to my tokens; found from the data if not stated.")  # fmt: skip
+              help="Add N to my tokens; else found from the data.")  # fmt: skip
 @click.option("--layout", "layouts", metavar="FILE|OP=...", multiple=True,
-              help="How values lie over ranks: YAML file, or 'layers.*.o=b s h[tp]'.")  # fmt: skip
+              help="How values lie over ranks: a file, or 'OP=b s h[tp]'.")  # fmt: skip
 @click.option("--checker", default="auto", show_default=True, metavar="NAME",
-              help="auto (rounding), allclose, full, pcc, cosine, exact, fp64.")  # fmt: skip
+              help="auto, allclose, full, pcc, cosine, exact, fp64.")  # fmt: skip
 @click.option("--metric", "metrics", metavar="NAME", multiple=True,
-              help="Another column: kl_divergence, or PKG.MOD:FUNC of two arrays; may be given "
-              "again.")  # fmt: skip
+              help="One more column: kl_divergence, or PKG.MOD:FUNC.")  # fmt: skip
 @click.option("--rtol", type=float, help="Relative tolerance of an element (allclose, full).")
 @click.option("--atol", type=float, help="Absolute tolerance of an element (allclose, full).")
 @click.option("--pcc", type=float, help="Least correlation (pcc, full).")
 @click.option("--cosine", type=float, help="Least cosine (cosine).")
 @click.option("--replay", default="auto", show_default=True, metavar="auto|all|off",
-              help="Ops to run again in float64 on what my side was given: those that need it, "
-              "all, or none.")  # fmt: skip
+              help="Ops to run again in float64; auto: as needed.")  # fmt: skip
 @click.option("--allow", metavar="WORD", multiple=True,
-              help="A shortcut in arithmetic that my side took: tf32, tf32-conv, bf16-reduction, "
-              "fp16-reduction, fp16-accumulation; or what it is quantised to: int8, int4, "
-              "nf4, fp8. May be given again.")  # fmt: skip
+              help="My side's shortcut or quantisation: tf32, int8.")  # fmt: skip
 @click.option("--partial", is_flag=True,
-              help="Accept runs that are not whole: a rank missing, cut short.")  # fmt: skip
+              help="Accept runs that are not whole: a rank is missing.")  # fmt: skip
 @click.option("--verify-digests", is_flag=True,
-              help="Read and check values, too, that are equal by their digests.")  # fmt: skip
+              help="Read and check values that are equal by digest, too.")  # fmt: skip
 @click.option("--follow", is_flag=True,
-              help="My run may still be going on: compare tokens as they come.")  # fmt: skip
+              help="My run may still go on: compare tokens as they come.")  # fmt: skip
 @click.option("--stop-at-first", is_flag=True,
               help="End at the first token in which anything fails.")  # fmt: skip
 @with_cache
@@ -68,9 +80,9 @@ if TYPE_CHECKING:  # the work is imported when there is some, not for --help
 @click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda",
               help="Where to measure, and to run ops again.")  # fmt: skip
 @click.option("--format", "formats", default="csv", show_default=True, metavar="LIST",
-              help=f"Files to write, such as csv,html: {', '.join(FORMS)}.")  # fmt: skip
+              help=f"Files to write: {', '.join(FORMS)}.")  # fmt: skip
 @click.option("--per", type=click.Choice(["value", "op"]), default="value", show_default=True,
-              help="Rows of the CSV: one a value, or one a call of an op, its worst.")  # fmt: skip
+              help="Rows of the CSV: values, or calls by their worst.")  # fmt: skip
 @click.option("--all-columns", is_flag=True, help="Columns of the CSV that are empty, too.")
 @click.option("--open", "shows", is_flag=True, help="Write the HTML page and show it in a browser.")
 def command(
@@ -131,8 +143,9 @@ def report(
     """Write the files, print the summary, and give the exit code."""
     files: list[Path] = []
     try:
-        for path in written(outcome, output, forms, table or {"all_columns": False}):
-            files.append(path)
+        with writing():
+            for path in written(outcome, output, forms, table or {"all_columns": False}):
+                files.append(path)
     finally:  # a report that cannot be written is trouble, but what was found is not lost
         from dumpcmp.report.terminal import show
 
@@ -155,6 +168,16 @@ def written(
         yield FORMS[name].write(outcome, output / f"{stem}{FORMS[name].suffix}", **options)
 
 
+@contextmanager
+def writing() -> Iterator[None]:
+    """Say on a terminal that the report is being written, as long as it is."""
+    from dumpcmp.report.terminal import Screen
+
+    console = Screen(stderr=True)
+    with console.status("writing the report") if console.is_terminal else nullcontext():
+        yield
+
+
 def opened(pages: Iterable[Path]) -> None:
     """Show the pages in the browser."""
     import webbrowser
@@ -165,20 +188,32 @@ def opened(pages: Iterable[Path]) -> None:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int], None] | None]:
-    """A bar over bytes on a terminal, which vanishes at the end; nothing elsewhere."""
+    """A bar on a terminal that names what is being done and vanishes at the end; else nothing."""
     from dumpcmp.report.terminal import Screen
 
     console = Screen(stderr=True)
     if not console.is_terminal:
         yield None
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = ("comparing", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("comparing", total=None)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(READING, total=None)
 
         def tell(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
+            phase, whole = phase_at(done, total)
+            bar.update(task, completed=done, total=whole, description=phase)
 
         yield tell
+
+
+READING, MEASURING, JUDGING = "reading what there is", "measuring", "running ops again, judging"
+
+
+def phase_at(done: int, total: int) -> tuple[str, int | None]:
+    """What a comparison does when so many bytes are measured, and what its bar goes up to.
+
+    What comes after the last byte takes its own time, of which nobody knows how long it will be.
+    """
+    return (MEASURING, total) if done < total else (JUDGING, None)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dumpcmp.cli.completion import files
+from dumpcmp.cli.grouping import Grouped
 from dumpcmp.cli.places import PLACE, PathOrUrl
 from dumpcmp.nouns.errors import DumpcmpError, SelectionError
 from dumpcmp.nouns.options import parse_nbytes
@@ -23,16 +25,35 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
     from dumpcmp.taps.recording.values import Counts
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+_GROUPS = {
+    "What is run": ("--model", "-m", "--seed", "--dtype"),
+    "What is recorded": (
+        "--path", "--overwrite", "--mode", "--token", "--every", "--layer", "--io", "--level",
+        "--backward", "--weights",
+    ),
+    "How much is kept": (
+        "--keep", "--keep-full", "--sample-rows", "--compact", "--disk-budget", "--sketch",
+        "--hashes", "--segments", "--checksum", "--reduce", "--spool-limit",
+    ),
+    "Memory": ("--buffer", "--graph-budget"),
+    "Compiled and other backends": (
+        "--certify", "--twin", "--realize", "--fusion", "--fusion-off", "--fusion-switch",
+        "--option", "--backend",
+    ),
+}  # fmt: skip
+
+
+@click.command(
+    cls=Grouped, groups=_GROUPS,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)  # fmt: skip
 @click.option("--mode", default="eager", show_default=True,
-              help="eager, fx (dynamo graph), aten (dispatcher), compiled (Inductor's kernels) or "
-              "boundary (graphs of any backend).")  # fmt: skip
+              help="eager, fx, aten, compiled or boundary.")  # fmt: skip
 @click.option("--path", default="dump", show_default=True, type=PLACE,
               help="Archive to write: a path, or a URL such as s3://...")  # fmt: skip
 @click.option("--spool-limit", metavar="SIZE",
               callback=lambda _ctx, _option, size: parse_nbytes(size) if size else None,
-              help="With a URL: remove parts here that are uploaded while others take more than "
-              "SIZE.")  # fmt: skip
+              help="With a URL: keep at most so much here once uploaded.")  # fmt: skip
 @click.option("--token", metavar="LIST", help="Tokens (steps) to record, from 0: 0,2,5-8.")
 @click.option("--every", type=int, default=1, show_default=True, metavar="N",
               help="Of the tokens, record each Nth, from 0.")  # fmt: skip
@@ -40,68 +61,62 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
               help="Ops to record: 'layers.*.attn*', Add; may be given again.")  # fmt: skip
 @click.option("--io", default="all", show_default=True, help="input, output or all.")
 @click.option("--level", default="functions", show_default=True,
-              help="modules, or functions inside them as well.")  # fmt: skip
+              help="modules, or functions inside them, too.")  # fmt: skip
 @click.option("--backward", is_flag=True, help="Record gradients too.")
 @click.option("--weights", is_flag=True, help="Keep parameters and buffers whole.")
 @click.option("--dtype", help="Run in this precision instead, such as float64.")
 @click.option("--fusion", type=click.Choice(["on", "off"]), default="on", show_default=True,
               callback=lambda _ctx, _option, word: word == "on",
-              help="compiled: off gives every op a kernel of its own.")  # fmt: skip
+              help="off gives every op a kernel of its own.")  # fmt: skip
 @click.option("--fusion-switch", metavar="FILE",
               type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
-              help="compiled: JSON file that turns single fusions off; see dumpcmp "
-              "fusions.")  # fmt: skip
+              help="JSON file that turns single fusions off.")  # fmt: skip
 @click.option("--fusion-off", metavar="NAME", multiple=True,
-              help="compiled: turn this fusion off, or ALL; see dumpcmp fusions. May be given "
-              "again.")  # fmt: skip
+              help="Turn this fusion off, or ALL; see dumpcmp fusions.")  # fmt: skip
 @click.option("--option", "config", metavar="NAME=VALUE", multiple=True,
-              help="compiled, boundary: an option of the backend, such as max_autotune=true. May "
-              "be given again.")  # fmt: skip
-@click.option("--realize", is_flag=True, help="compiled: have every op store its result.")
+              help="An option of the backend: max_autotune=true.")  # fmt: skip
+@click.option("--realize", is_flag=True, help="Have every op store its result.")
 @click.option("--twin/--no-twin", default=True, show_default=True,
-              help="compiled: run each graph again with every op's value stored, and keep what "
-              "fused kernels vouch for bit for bit.")  # fmt: skip
+              help="Run each graph again to see inside of kernels.")  # fmt: skip
 @click.option("--certify", is_flag=True,
-              help="Run PROGRAM without dumpcmp too, and say whether kernels, outputs, gradients, "
-              "state and stdout are the same; trouble if not.")  # fmt: skip
+              help="Run without dumpcmp too, and say if all is the same.")  # fmt: skip
 @click.option("--backend", metavar="NAME", help="boundary: the torch.compile backend.")
 @click.option("--keep", type=click.Choice(["full", "summary"]), default="full", show_default=True,
-              help="Tensors, or only Summaries of them, taken where they live.")  # fmt: skip
+              help="Tensors, or only Summaries of them.")  # fmt: skip
 @click.option("--compact", is_flag=True,
-              help="Replace finished tensors by Summaries, beside the run.")  # fmt: skip
+              help="Replace finished tensors by Summaries as it runs.")  # fmt: skip
 @click.option("--disk-budget", metavar="SIZE",
               callback=lambda _ctx, _option, size: parse_nbytes(size) if size else None,
-              help="Compact the oldest tensors so that PATH stays under SIZE: 20G.")  # fmt: skip
+              help="Compact the oldest tensors to stay under SIZE: 20G.")  # fmt: skip
 @click.option("--buffer", metavar="SIZE",
               callback=lambda _ctx, _option, size: parse_nbytes(size) if size else None,
-              help="Memory that may hold what the disk has not taken yet: 16G; a GPU "
-              "writes into it directly.  [default: 256M, for a GPU 2G, less where little is "
-              "free]")  # fmt: skip
+              help="Memory for what the disk has not taken yet: 16G.")  # fmt: skip
 @click.option("--graph-budget", metavar="SIZE",
               callback=lambda _ctx, _option, size: parse_nbytes(size) if size else None,
-              help="GPU memory for values inside of CUDA graphs: 4G.  [default: an eighth of what "
-              "is free]")  # fmt: skip
+              help="GPU memory for values inside of CUDA graphs: 4G.")  # fmt: skip
 @click.option("--sample-rows", type=int, metavar="N",
-              help="Of a tensor with more rows keep N, evenly spread; rows are all dims but the "
-              "last, such as tokens.")  # fmt: skip
-@click.option("--keep-full", metavar="GLOB", multiple=True, help="Ops whose tensors stay whole.")
+              help="Of a tensor with more rows keep N, evenly spread.")  # fmt: skip
+@click.option(
+    "--keep-full",
+    metavar="GLOB",
+    multiple=True,
+    help="Ops whose tensors stay whole; may be given again.",
+)
 @click.option("--sketch", type=int, default=512, show_default=True,
               help="Size of a Summary's sketch; 0 for none.")  # fmt: skip
 @click.option("--hashes", type=int, default=1, show_default=True,
-              help="Sketches a Summary; 3 find the place of the largest difference.")  # fmt: skip
+              help="Sketches a Summary; 3 find the largest difference.")  # fmt: skip
 @click.option("--segments", type=int, default=0, show_default=True,
-              help="Ranges of tokens with sketches of their own in a Summary, which tell where "
-              "tensors differ.")  # fmt: skip
+              help="Ranges of tokens with sketches of their own.")  # fmt: skip
 @click.option("--checksum", is_flag=True,
-              help="Summaries that tell, on a GPU too, whether values are equal bit for bit; takes "
-              "one more pass over each.")  # fmt: skip
+              help="Summaries tell whether values are equal to the bit.")  # fmt: skip
 @click.option("--reduce", metavar="PKG.MOD:FUNC", help="Your own numbers in each Summary.")
 @click.option("--seed", type=int, help="Seed Python, numpy and torch, for a repeatable run.")
 @click.option("--overwrite", is_flag=True, help="Replace what PATH holds.")
 @click.option("--model", "factory", metavar="PKG:FUNC",
               help="Call the model that FUNC returns with its inputs.")  # fmt: skip
 @click.option("-m", "module", metavar="MODULE", help="Run a module as a program.")
-@click.argument("program", nargs=-1, type=click.UNPROCESSED)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, shell_complete=files)
 def command(
     path: Path, token: str | None, mode: str, fusion: bool, fusion_switch: Path | None,
     realize: bool, twin: bool, fusion_off: tuple[str, ...], config: tuple[str, ...],

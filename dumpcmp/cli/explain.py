@@ -29,20 +29,20 @@ def command(
     from dumpcmp.comparing import compare
     from dumpcmp.report.advice import repro_command
     from dumpcmp.report.telling import meant, words_of
-    from dumpcmp.report.terminal import Screen, plain
+    from dumpcmp.report.terminal import Hanging, Screen, plain
 
     outcome = compare(
         golden_path, my_path, mapping=mapping, tokens=token, allow=allow, closely=key or 1
     )
-    console = Screen(soft_wrap=True)
+    console = Screen()
     console.print(plain(outcome.word, "bold"))
     for place in meant(outcome, key):
         console.print()
         for line in words_of(outcome, place):
-            console.print(plain(line))
+            console.print(Hanging(plain(line)))
     first = outcome.first_divergence
     if first is not None and not key and not first.key.op.is_effect:
         console.print()
         command = repro_command(first, str(golden_path), str(my_path))
-        console.print(plain(f"To attach it to a ticket: {command}"))
+        console.print(plain(f"To attach it to a ticket: {command}"), soft_wrap=True)
     return outcome.exit_code

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from dumpcmp.cli.completion import files
 from dumpcmp.cli.places import PLACE
 from dumpcmp.nouns.errors import SelectionError
 
@@ -43,7 +44,7 @@ def pack(
               help="Call the model that FUNC returns with its inputs.")  # fmt: skip
 @click.option("-m", "module", metavar="MODULE", help="Run a module as a program.")
 @click.argument("fixture", type=PLACE)
-@click.argument("program", nargs=-1, type=click.UNPROCESSED)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, shell_complete=files)
 def check(
     path: Path | None, output: Path | None, formats: str, allow: tuple[str, ...],
     factory: str | None, module: str | None, fixture: Path, program: tuple[str, ...],

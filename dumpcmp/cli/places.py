@@ -35,6 +35,5 @@ def _use(_ctx: click.Context, _option: click.Parameter, text: str | None) -> Non
 
 with_cache = click.option(
     "--cache", metavar="DIR[:SIZE]", callback=_use, expose_value=False,
-    help="Directory for what is read from stores, so that it is read once; 10G unless SIZE says "
-    "otherwise.",
+    help="Keep what is read from stores; 10G without SIZE.",
 )  # fmt: skip

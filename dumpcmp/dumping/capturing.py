@@ -22,6 +22,7 @@ from dumpcmp.dumping.modes import Compiled, PlainMode, check_mode, parse_mode, w
 from dumpcmp.dumping.retention import Compactor, Retention, compactor_beside, within_budget
 from dumpcmp.dumping.spooling import spooled
 from dumpcmp.nouns.effects import Effect
+from dumpcmp.nouns.environment import settings
 from dumpcmp.nouns.errors import CaptureWarning, SelectionError
 from dumpcmp.nouns.selection import Level, Selection, Tap, make_tap
 from dumpcmp.nouns.version import __version__
@@ -302,6 +303,7 @@ def facts_of(tap: Tap, mode: PlainMode, dtype: str | None) -> dict[str, Any]:
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
+        "environment": settings(),
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name() if cuda else platform.machine(),
         "num_threads": torch.get_num_threads(),

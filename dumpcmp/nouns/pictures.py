@@ -6,6 +6,7 @@ import html
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from dumpcmp.nouns.errors import DumpcmpError
@@ -186,8 +187,17 @@ def as_figure(rows: Sequence[Row], title: str) -> Figure:
             "plot() draws with matplotlib, which is not installed",
             hint="pip install 'dumpcmp[plot]'",
         ) from error
+
+    class ShownFigure(Figure):  # type: ignore[misc]
+        """A figure that a notebook shows, whether or not pyplot is there to do so."""
+
+        def _repr_png_(self) -> bytes:
+            written = BytesIO()
+            self.savefig(written, format="png")
+            return written.getvalue()
+
     drawn = pictured(rows)
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = ShownFigure(figsize=(11, 4.2), layout="constrained")
     curve, grid = figure.subplots(1, 2, width_ratios=(3, 1))
     figure.suptitle(title if len(title) < 120 else f"{title[:117]}...", fontsize=9)
     _plot_curve(curve, drawn.points)

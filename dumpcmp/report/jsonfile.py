@@ -16,10 +16,11 @@ from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row
 from dumpcmp.nouns.version import __version__
 from dumpcmp.report.advice import next_commands
+from dumpcmp.report.kernel_sources import kernels_of
 
 # `indent` is for Python's own encoder alone, which takes twice as long. A cell holds no others.
 _ROW = json.JSONEncoder(allow_nan=False, separators=(",\n   ", ": "))
-JSON_VERSION = 2  # any change to the keys below bumps it
+JSON_VERSION = 3  # any change to the keys below bumps it
 
 
 def write_json(outcome: Outcome, path: Path) -> Path:
@@ -60,6 +61,7 @@ def without_rows(outcome: Outcome) -> dict[str, Any]:
         "remarks": list(outcome.remarks),
         "next": [{"command": command, "why": why} for command, why in next_commands(outcome)],
         **_background(outcome.background),
+        "kernels": [one._asdict() for one in kernels_of(outcome)],
     }
 
 

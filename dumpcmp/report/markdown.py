@@ -12,6 +12,7 @@ from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row
 from dumpcmp.nouns.spoken import counted, plural
 from dumpcmp.report.advice import next_commands
+from dumpcmp.report.contrasts import contrasts
 from dumpcmp.report.escaping import visible
 
 _MOST = 10  # roots that are listed
@@ -47,6 +48,9 @@ def _lines(outcome: Outcome) -> Iterator[str]:
     yield "| " + " | ".join(f"{count:,}" for count in outcome.tally.counts.values()) + " |"
     if outcome.roots:
         yield from _roots(outcome)
+    if differing := contrasts(outcome):
+        yield "\nBesides their values, the runs differ in this:\n"
+        yield from (f"- {as_text(line)}" for line in differing)
     if outcome.remarks:
         yield "\n<details><summary>Remarks</summary>\n"
         yield from (f"- {as_text(remark)}" for remark in outcome.remarks)

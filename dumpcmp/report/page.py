@@ -28,7 +28,7 @@ _MOST_ARROWS = 60_000
 _DIGITS = 6  # of a number
 _SCRIPTS = (
     "model.js", "colours.js", "answer.js", "curve.js", "map.js", "closeup.js", "flow.js",
-    "table.js", "facts.js", "main.js",
+    "graph.js", "table.js", "facts.js", "main.js",
 )  # fmt: skip
 _MARK = re.compile(r"@@(\w+)@@")
 _POLICY = (
@@ -62,17 +62,22 @@ Cells = CellRows | Sequence[dict[str, Any]]
 
 def page_of(told: Mapping[str, Any], rows: Cells) -> str:
     """The page of a report that is known as JSON. Nothing of it is markup: it lies there packed."""
-    style, script = _source("page.css"), "\n".join(map(_source, _SCRIPTS))
+    return assembled("page.html", _SCRIPTS, str(told["word"]), payload_of(told, rows))
+
+
+def assembled(source: str, scripts: Sequence[str], word: str, payload: Mapping[str, Any]) -> str:
+    """The HTML `source` with its style, its `scripts` and what they show, in one text."""
+    style, script = _source("page.css"), "\n".join(map(_source, scripts))
     policy = _POLICY.format(script=_digest(script), style=_digest(style))
     parts = {
         "policy": policy,
-        "title": html.escape(visible(str(told["word"]))[:120]),
+        "title": html.escape(visible(word)[:120]),
         "style": style,
         "script": script,
-        "payload": _packed(payload_of(told, rows)),
-        "word": html.escape(visible(str(told["word"]))),  # for those who run no script
+        "payload": _packed(payload),
+        "word": html.escape(visible(word)),  # for those who run no script
     }
-    return _MARK.sub(lambda mark: parts[mark[1]], _source("page.html"))
+    return _MARK.sub(lambda mark: parts[mark[1]], _source(source))
 
 
 def _source(name: str) -> str:

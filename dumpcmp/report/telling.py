@@ -13,6 +13,7 @@ from dumpcmp.nouns.replay import Origin
 from dumpcmp.nouns.row import Row
 from dumpcmp.nouns.selection import closest, names_key
 from dumpcmp.nouns.spoken import counted
+from dumpcmp.report.kernel_sources import kernel_source
 
 _MOST = 5  # rows that are explained at once
 
@@ -53,6 +54,11 @@ def words_of(outcome: Outcome, place: int) -> Iterator[str]:
     yield f"  {row.verdict}{', root' if row.root else ''}: {row.reason or 'nothing is wrong'}"
     if row.source and not row.key.slot.is_weight:
         yield f"  computed at {row.source}"
+    if row.kernel:
+        source = kernel_source(outcome, row)
+        where = f", generated in {source.file}:{source.meant}" if source else ""
+        yield f"  by the kernel {row.kernel}{where}"
+        yield from (f"    {n:5}  {line}" for n, line in (source.around(8, 12) if source else ()))
     taken = _made_of if row.key.slot.is_weight else _taken
     yield from (f"  {line}" for line in taken(outcome, row))
     yield from (f"  {line}" for line in _given(row))
@@ -120,8 +126,8 @@ def _given(row: Row) -> Iterator[str]:
             yield f"{name} has {dtype} {list(shape)}"
     if row.metrics is not None and not row.metrics.equal:
         m = row.metrics
-        at = f"{m.max_abs_diff:.3g} at {list(m.worst)}"
-        yield f"rel_l2 {m.rel_l2:.3g}, cosine {m.cosine:.6f}, largest difference {at}"
+        most = f"{m.max_abs_diff:.3g} at {list(m.worst)}" if m.worst else "not known"
+        yield f"rel_l2 {m.rel_l2:.3g}, cosine {m.cosine:.6f}, largest difference {most}"
 
 
 def _parts(row: Row) -> str:

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.row import Extent, Row, Verdict, Why
+from dumpcmp.nouns.row import Extent, Metrics, Row, Verdict, Why
 from dumpcmp.nouns.rows import held_by, num_heirs, suspects
 from dumpcmp.nouns.spoken import counted, plural
+from dumpcmp.report.contrasts import contrasts
 from dumpcmp.report.decisions import agreements, decisions
 from dumpcmp.report.escaping import visible
+from dumpcmp.report.kernel_sources import kernel_source
 
 _UNBROKEN = 100_000  # columns
 _WORST = 10
 _MOST_ROOTS = 5
 _MOST_DECISIONS = 5
+_MOST_CONTRASTS = 8
 _STYLES = {
     Verdict.PASS: "green",
     Verdict.FLIP: "yellow",
@@ -47,6 +51,23 @@ class Screen(Console):
         raise
 
 
+class Hanging:
+    """A line of text whose further lines, where it is wrapped, begin below its first word."""
+
+    def __init__(self, text: Text) -> None:
+        self._indent = len(text.plain) - len(text.plain.lstrip(" "))
+        self._text = text[self._indent :]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        if options.no_wrap or not self._text.plain:
+            yield Text(" " * self._indent) + self._text
+            return
+        room = max(1, options.max_width - self._indent)
+        for line in self._text.wrap(console, room):
+            line.rstrip()
+            yield Text(" " * self._indent) + line
+
+
 def plain(text: str, style: str = "") -> Text:
     """`text` as it stands: no markup and no control character of a name means anything."""
     return Text(visible(text), style)
@@ -54,10 +75,13 @@ def plain(text: str, style: str = "") -> Text:
 
 def show(outcome: Outcome, console: Console, files: Sequence[str] = ()) -> None:
     """Print the summary of `outcome`; `files` are where the whole report is."""
-    console.print(summary(outcome, files))
+    console.print(summary(outcome))
+    console.print()
+    for file in files:  # readers copy these: the terminal may wrap them, and we break none
+        console.print(plain(f"report: {file}"), soft_wrap=True)
 
 
-def summary(outcome: Outcome, files: Sequence[str] = ()) -> Group:
+def summary(outcome: Outcome) -> Group:
     """The answer first, then what supports it."""
     style = "bold green" if outcome.passed else "bold red"
     parts: list[RenderableType] = [plain(outcome.word, style), *_coverage(outcome)]
@@ -65,12 +89,20 @@ def summary(outcome: Outcome, files: Sequence[str] = ()) -> Group:
     first = outcome.first_divergence
     if first is not None:
         parts += [Text(), *_divergence(outcome, first), *_further(outcome)]
+    if differing := contrasts(outcome):
+        parts += [Text(), *_contrasts(differing)]
     if decided := list(_decisions(outcome)):
         parts += [Text(), *decided]
     if worst := _worst(outcome.rows):
         parts += [Text(), _table(worst)]
-    parts += [Text(), *(plain(f"report: {file}") for file in files)]
-    return Group(*parts)
+    return Group(*(Hanging(part) if isinstance(part, Text) else part for part in parts))
+
+
+def _contrasts(differing: Sequence[str]) -> Iterable[Text]:
+    yield Text("Besides their values, the runs differ in this:", style="bold")
+    yield from (plain(f"  {line}") for line in differing[:_MOST_CONTRASTS])
+    if len(differing) > _MOST_CONTRASTS:
+        yield Text(f"  and {len(differing) - _MOST_CONTRASTS} more, in the page (--format html)")
 
 
 def _decisions(outcome: Outcome) -> Iterable[Text]:
@@ -115,15 +147,30 @@ def _divergence(outcome: Outcome, row: Row) -> Iterable[RenderableType]:
     if row.metrics is not None:
         yield Text(f"  {_numbers(row)}")
         yield Padding(_sides(row), (0, 0, 0, 2), expand=False)
+    yield from _kernel(outcome, row)
     heirs = num_heirs(outcome.rows, key)
     if heirs:
         inherit = plural(heirs, "row after it only inherits", "rows after it only inherit")
         yield Text(f"  {heirs} failing {inherit} from it")
 
 
+def _kernel(outcome: Outcome, row: Row) -> Iterable[Text]:
+    """The kernel that computes it, where its source is, and the lines of it that are meant."""
+    if not row.kernel:
+        return
+    source = kernel_source(outcome, row)
+    if source is None:
+        yield plain(f"  kernel {row.kernel}")
+        return
+    yield plain(f"  kernel {row.kernel}, generated in {source.file}:{source.meant}")
+    for number, line in source.around(4, 4):
+        mark = ">" if number == source.meant else " "
+        yield plain(f"    {mark}{number:5}  {line}")
+
+
 _MOST_ROWS = 200_000  # that are looked at for the inputs of a call
 _WHYS = {
-    Why.LEAF: "no op computed this value: it came into the run as another",
+    Why.LEAF: "this input or weight already differed before any recorded op ran",
     Why.CALL: "what it was given agrees, but the two sides do not call it in the same way",
     Why.WIRED: "my side gives this op another value than golden gives to it",
     Why.EFFECT: "everything before it agrees, and this is what the runs left behind",
@@ -132,12 +179,18 @@ _WHYS = {
 }
 
 
+_BETWEEN_STEPS = (
+    "no recorded op computed it: it changed between the tokens, as by an optimizer, clipping of "
+    "gradients, a schedule or a loader"
+)
 _BY_OPTIMIZER = "golden's optimizer makes something else of my side's gradients, and of its weights"
 
 
 def _why(outcome: Outcome, row: Row) -> str:
     if row.replay is not None and row.replay.num_ops == 0:
         return _BY_OPTIMIZER
+    if row.judgement.why is Why.LEAF and row.key.slot.is_weight and row.key.step:
+        return _BETWEEN_STEPS
     if row.judgement.why in _WHYS:
         return _WHYS[row.judgement.why]
     if row.golden_key is None:
@@ -170,13 +223,22 @@ def _parts(replay: Replay) -> str:
 
 
 def _numbers(row: Row) -> str:
+    """The numbers that there are: of Summaries nobody knows where elements differ most."""
     metrics = row.metrics
     assert metrics is not None
-    return (
-        f"rel_l2 {metrics.rel_l2:.3g}, cosine {metrics.cosine:.6f}, "
-        f"max_abs_diff {metrics.max_abs_diff:.3g} at {list(metrics.worst)}, "
-        f"max_rel_err {metrics.max_rel_err:.3g}, max_ulp {metrics.max_ulp:.3g}"
-    )
+    numbers = {
+        "rel_l2": f"{metrics.rel_l2:.3g}",
+        "cosine": f"{metrics.cosine:.6f}",
+        "max_abs_diff": f"{metrics.max_abs_diff:.3g}{place_of(metrics)}",
+        "max_rel_err": f"{metrics.max_rel_err:.3g}",
+        "max_ulp": f"{metrics.max_ulp:.3g}",
+    }
+    return ", ".join(f"{name} {told}" for name, told in numbers.items() if told != "nan")
+
+
+def place_of(metrics: Metrics) -> str:
+    """Where the largest difference is, if that is known."""
+    return f" at {list(metrics.worst)}" if metrics.worst else ""
 
 
 def _sides(row: Row) -> Table:
@@ -197,7 +259,10 @@ def _extent(extent: Extent) -> list[str]:
 
 
 def _further(outcome: Outcome) -> Iterable[Text]:
-    further = outcome.roots[1:]
+    further, weights = _apart_from_recipe(outcome)
+    if weights:
+        few = counted(weights, "weight after it differs", "weights after it differ")
+        yield Text(f"  {few} from what golden's optimizer makes of the same gradients")
     if further:
         yield Text(f"Further roots, which do not follow from it: {len(further)}", style="bold")
     for row in further[:_MOST_ROOTS]:
@@ -205,6 +270,15 @@ def _further(outcome: Outcome) -> Iterable[Text]:
         yield plain(f"  token {key.step}  {key.op}#{key.call} {key.slot}  {row.reason}")
     if len(further) > _MOST_ROOTS:
         yield Text(f"  and {len(further) - _MOST_ROOTS} more, with root = True in the report")
+
+
+def _apart_from_recipe(outcome: Outcome) -> tuple[Sequence[Row], int]:
+    """Further roots; where an optimizer is set otherwise, without the weights that it has made."""
+    first, *further = outcome.roots
+    if first.key.op not in (Effect.TRAINING.op, Effect.OPTIMIZER.op):
+        return further, 0
+    apart = [row for row in further if row.replay is None or row.replay.num_ops]
+    return apart, len(further) - len(apart)
 
 
 def _worst(rows: Sequence[Row]) -> list[Row]:

@@ -71,7 +71,9 @@ def repro(
         raise DumpcmpError(f"{path}: a repro is tried where it is written", hint="give a directory")
     path = Path(path)
     if path.exists() and not overwrite:
-        raise DumpcmpError(f"{path} is there already", hint="--overwrite replaces it")
+        raise DumpcmpError(
+            f"{path} is there already", hint="replace it: --overwrite, or overwrite=True"
+        )
     found = compare(golden, mine, closely=key or 1, **comparison) if outcome is None else outcome
     guilty = Guilty(found, guilty_row(found, key), Archive(golden), Archive(mine))
     with trying() as trials:

@@ -1,6 +1,7 @@
 """Every command explains itself, and importing dumpcmp does nothing and brings no torch."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 import dumpcmp
-from dumpcmp.cli import COMMANDS, main
+from dumpcmp.cli import COMMANDS, GROUPS, main
+from dumpcmp.cli.completion import SHELLS
+from dumpcmp.cli.grouping import Grouped, name_of
 
 
 def test_help_lists_every_command() -> None:
@@ -26,6 +29,58 @@ def test_every_command_has_help(name: str) -> None:
     assert f"{name} [OPTIONS]" in shown.output
     text = shown.output.split("\n", 2)[2]
     assert text.strip().split("\n")[0].strip(), "the help begins with a sentence"
+
+
+def test_every_command_is_one_line_at_80_columns() -> None:
+    shown = CliRunner().invoke(main, ["--help"], terminal_width=80).output.splitlines()
+    lines = [line for line in shown if line.strip().split(" ")[0] in COMMANDS]
+    assert [line.split()[0] for line in lines] == list(COMMANDS)
+    assert max(map(len, shown)) <= 80
+    assert [heading for heading in GROUPS if f"{heading}:" not in shown] == []
+
+
+@pytest.mark.parametrize("name", ["compare", "dump"])
+def test_help_has_every_option_once_and_in_a_group(name: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert isinstance(command, Grouped)
+    grouped = [option for group in command.groups.values() for option in group]
+    options = [name_of(one) for one in command.params if isinstance(one, click.Option)]
+    assert sorted(grouped) == sorted(options)
+    shown = CliRunner().invoke(main, [name, "--help"]).output
+    assert [f"{heading}:" for heading in command.groups if f"\n{heading}:" not in shown] == []
+    lines = [line.split("  ")[1] for line in shown.splitlines() if line.startswith("  -")]
+    assert len(lines) == len(options) + 1  # and --help
+
+
+COMPLETED = [
+    ("dumpcmp com", {"compare", "compact", "completion"}),
+    ("dumpcmp compare --golden", {"--golden-path"}),
+    ("dumpcmp golden p", {"pack"}),
+    ("dumpcmp dump gener", {"gener"}),  # the shell looks for files
+]
+
+
+@pytest.mark.parametrize("words, found", COMPLETED)
+def test_a_shell_is_told_how_words_go_on(
+    words: str, found: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    monkeypatch.setenv("_DUMPCMP_COMPLETE", "bash_complete")
+    told = CliRunner().invoke(main, prog_name="dumpcmp").output.splitlines()
+    assert {line.split(",")[1] for line in told} == found
+    assert (told[0].split(",")[0] == "file") == (found == {"gener"})
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_what_completes_is_for_that_shell(shell: str, tmp_path: Path) -> None:
+    script = CliRunner().invoke(main, ["completion", shell]).output
+    assert f"_DUMPCMP_COMPLETE={shell}_complete" in script and "%(" not in script
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    (tmp_path / "script").write_text(script)
+    told = subprocess.run([shell, "-n", str(tmp_path / "script")], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
 
 
 @pytest.mark.parametrize("name", COMMANDS)

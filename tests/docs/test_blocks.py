@@ -1,8 +1,8 @@
 """Every code block of README and docs runs as it stands, and gives the output that it shows.
 
 A block says by its language what it is: ``python`` and ``sh`` are run, those of a page after each
-other, in one namespace and one directory, with the files of tests/docs/workspace, and with what
-``<!-- before: command -->`` makes. A block whose
+other, in one namespace and one directory, with the files of examples and tests/docs/workspace, and
+with what ``<!-- before: command -->`` makes. A block whose
 first line is a comment with the name of a file is also that file. ``output`` is what the block
 before it printed, up to numbers; ``…`` stands for anything. ``text`` is no code. What cannot be run
 here has ``<!-- not run: why -->`` in the line before.
@@ -30,6 +30,7 @@ from dumpcmp.taps.distributed import ranks
 
 ROOT = Path(__file__).parents[2]
 WORKSPACE = Path(__file__).parent / "workspace"
+EXAMPLES = ROOT / "examples"
 BLOCK = re.compile(
     r"^<!-- before: (?P<before>.+?) -->$|"
     r"(?:^ *<!-- not run: (?P<excuse>.+?) -->\n)?"
@@ -40,7 +41,7 @@ FILE = re.compile(r"# (?P<name>[\w.]+\.(?:py|yaml))\n")
 NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?")
 DIRECTORIES = re.compile(r"\S+/(?=\w+\.py\b)")
 LANGUAGES = {"python", "sh", "output", "yaml", "text"}
-MOST_EXCUSES = 12
+MOST_EXCUSES = 13
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 PAGES = {
     str(page.relative_to(ROOT)): list(blocks_of(page))
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for page in [ROOT / "README.md", EXAMPLES / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     if "```" in page.read_text()
 }
 BLOCKS = [block for blocks in PAGES.values() for block in blocks]
@@ -140,6 +141,7 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The directory that a page's blocks run in; modules that they import from it are forgotten."""
     room = tmp_path / "room"
     shutil.copytree(WORKSPACE, room)
+    shutil.copytree(EXAMPLES, room, dirs_exist_ok=True)
     (room / "sample_dumps").symlink_to(ROOT / "sample_dumps")
     monkeypatch.chdir(room)
     monkeypatch.setattr(sys, "path", [str(room), *sys.path])

@@ -51,3 +51,5 @@ def test_plot_gives_a_figure_or_says_what_to_install(outcome: Outcome) -> None:
         return
     figure = outcome.plot()
     assert len(figure.axes) == 3 and figure.axes[0].get_ylabel() == "rel_l2"
+    shown = figure._repr_png_()  # a notebook asks for it, where pyplot has not been imported
+    assert shown.startswith(b"\x89PNG")

@@ -138,10 +138,127 @@ def test_filters_search_and_sorting_narrow_the_table(opened: Browser) -> None:
     assert opened.text("#count").startswith(("2 of", "4 of"))
     opened.click("#clear")
     opened.click("[data-column=rel_l2] button")
-    opened.click("[data-column=rel_l2] button")
     sizes = opened.run("return page.table.rows.map(row => page.model.number(row, 'rel_l2'))")
     numbers = [size for size in sizes if size is not None]
     assert numbers == sorted(numbers, reverse=True)
+
+
+@needs_browser
+def test_the_first_click_on_a_column_brings_up_the_worst(opened: Browser) -> None:
+    opened.click("[data-column=verdict] button")
+    assert opened.run("return page.model.verdict(page.table.rows[0])") == "FAIL"
+    opened.click("[data-column=cosine] button")
+    cosines = opened.run("return page.table.rows.map(row => page.model.number(row, 'cosine'))")
+    assert cosines[0] == min(cosine for cosine in cosines if cosine is not None) < 1
+    opened.click("[data-column=token] button")
+    assert opened.run("return page.model.cell(page.table.rows[0], 'token')") == 0
+    opened.click("[data-column=token] button")
+    assert opened.run("return page.model.cell(page.table.rows[0], 'token')") == 1
+
+
+@needs_browser
+def test_links_to_roots_carry_their_token(opened: Browser) -> None:
+    assert f"{ROOT_OP}#0 output.0, token 1" in opened.text("#first")
+    ticks = opened.run("""
+        const told = [], pen = page.curve.pen, fill = pen.fillText;
+        pen.fillText = (text, ...at) => { told.push(text); fill.call(pen, text, ...at); };
+        page.curve.layerTicks();
+        delete pen.fillText;
+        return told;
+    """)
+    assert any(tick.endswith("(0)") for tick in ticks) and any(t.endswith("(1)") for t in ticks)
+
+
+@needs_browser
+def test_names_in_the_data_flow_fit_into_their_boxes(opened: Browser) -> None:
+    opened.run("selection.select(page.model.range().find(row => page.model.isRoot(row)), 'table')")
+    over = opened.run("""
+        return [...document.querySelectorAll('#flow svg .box')].filter(box =>
+            box.querySelector('text').getBBox().width > box.querySelector('rect').getBBox().width)
+            .length;
+    """)
+    assert over == 0
+    fitted = opened.run("return fitted('layers.100.a_very_long_name.of_a_module/function', 100)")
+    assert fitted.startswith("…") and fitted.endswith("/function")
+
+
+@needs_browser
+def test_the_kernel_of_a_root_is_shown(
+    browser: Browser, told: dict[str, Any], tmp_path: Path
+) -> None:
+    key = f"TinyDecoder[0] {ROOT_OP}#0 output.0"
+    kernel = {"kernel": "cpp_fused_0", "file": "d2/code-0-forward.txt", "first": 7, "meant": 8,
+              "lines": ["void kernel()", "tmp0.tanh();<b>"], "roots": [key]}  # fmt: skip
+    browser.open(write_page(told | {"kernels": [kernel]}, tmp_path / "kernel.html"))
+    assert "cpp_fused_0, generated in d2/code-0-forward.txt:8" in browser.text("#first")
+    browser.click("#first details.kernel summary")
+    assert "8  tmp0.tanh();<b>" in browser.text("#first details.kernel .here")
+    assert browser.complaints() == []
+
+
+GRAPH_LINES = "return page.graph.lines.map(node => [node.name, node.isOpen, node.isRoot])"
+
+
+@needs_browser
+def test_both_programs_are_a_tree_that_is_open_where_it_begins(opened: Browser) -> None:
+    lines = opened.run(GRAPH_LINES)
+    assert ["o_proj", True, True] in lines and ["linear", False, True] in lines
+    assert ["embed", False, False] in lines  # closed: nothing begins there
+    assert "136 calls in 38 lines" in opened.text("#graph-words")
+    assert len(opened.run(INK, "#graph")) > 4
+    opened.click("#graph-open")
+    assert "136 calls in 136 lines" in opened.text("#graph-words")
+    opened.click("#graph-close")
+    closed = [name for name, _, _ in opened.run(GRAPH_LINES)]
+    assert "linear" not in closed and "layers.1" in closed
+    opened.click("#graph-differs")
+    assert "embed" not in [name for name, _, _ in opened.run(GRAPH_LINES)]
+
+
+@needs_browser
+def test_a_call_of_the_programs_leads_to_its_row_and_keys_walk(opened: Browser) -> None:
+    opened.run("selection.select(0, 'table')")
+    opened.run("page.graph.act(page.graph.lines.find(n => n.name === 'linear' && n.isRoot))")
+    assert ROOT_OP in opened.text("#row") and opened.text("#rows tr.picked")
+    before = opened.run("return page.graph.lines.indexOf(page.graph.focused)")
+    opened.type("#graph-box", "\ue015+")  # down, and larger
+    assert opened.run("return page.graph.lines.indexOf(page.graph.focused)") == before + 1
+    assert opened.run("return page.graph.zoom") == 1.25
+
+
+@needs_browser
+def test_what_one_side_alone_runs_has_a_gap_on_the_other(
+    browser: Browser, told: dict[str, Any], tmp_path: Path
+) -> None:
+    alone = {"golden_shape": None, "verdict": "UNPAIRED", "root": False}
+    rows = [row | (alone if row["op"] == "embed/embedding" else {}) for row in told["rows"]]
+    browser.open(write_page(told | {"rows": rows}, tmp_path / "alone.html"))
+    sides = """
+        const visit = node => [node, ...node.children.flatMap(visit)];
+        const found = visit(page.graph.tree).filter(node => node.name === 'embedding');
+        return found.map(node => [node.golden, node.mine]);
+    """
+    assert browser.run(sides) == [[False, True]]
+    assert browser.complaints() == []
+
+
+@needs_browser
+@pytest.mark.long
+def test_twenty_thousand_calls_scroll_smoothly(
+    browser: Browser, told: dict[str, Any], tmp_path: Path
+) -> None:
+    (kind,) = [row for row in told["rows"] if row["root"] and row["token"] == 0]
+    plain = kind | {"root": False, "verdict": "PASS", "cause": None}
+    rows = [plain | {"op": f"layers.{n // 100}.m{n % 100}/f"} for n in range(20_000)]
+    arrows = [[n, n - 1 - n % 40, "both"] for n in range(50, 20_000)]
+    many_calls = told | {"rows": rows, "arrows": arrows, "close_ups": []}
+    browser.open(write_page(many_calls, tmp_path / "calls.html"))
+    browser.run("page.graph.openAll(true)")
+    assert "20,000 calls in 40,200 lines" in browser.text("#graph-words")
+    before = browser.busy()
+    browser.run("for (let i = 0; i < 50; i++) {"
+                "page.graph.box.scrollTop = i * 9000; page.graph.draw(); }")  # fmt: skip
+    assert browser.busy() - before < 2.5  # 50 frames, of which each may take 50 ms
 
 
 @needs_browser
@@ -207,9 +324,21 @@ def test_dark_pages_are_dark_and_the_button_changes_them(browser: Browser, page:
     browser.media(prefers_color_scheme="dark")
     browser.open(page)
     assert browser.run(colour) == "rgb(13, 17, 23)"
+    assert browser.text("#theme") == "Light" and browser.run("return heat(0)") == "rgb(28,46,68)"
     browser.click("#theme")
+    assert browser.text("#theme") == "Dark" and browser.run("return heat(0)") == "rgb(222,235,247)"
     assert browser.run(colour) == "rgb(255, 255, 255)"
     browser.media(prefers_color_scheme="light")
+
+
+@needs_browser
+def test_nothing_is_wider_than_a_phone(browser: Browser, page: Path) -> None:
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": False}
+    browser.order("Emulation.setDeviceMetricsOverride", **phone)
+    browser.open(page)
+    wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert browser.run(wide) <= 0
+    browser.order("Emulation.clearDeviceMetricsOverride")
 
 
 @needs_browser

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from dumpcmp.cli.compare import JUDGING, MEASURING, phase_at
 from dumpcmp.comparing import compare
 from dumpcmp.nouns.columns import COLUMNS, Column, cells
 from dumpcmp.nouns.outcome import Outcome, tally
@@ -33,6 +34,29 @@ def text_of(outcome: Outcome) -> str:
     show(outcome, console, ["out/compare.csv"])
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
+
+
+def test_a_wrapped_line_goes_on_below_its_first_word(outcome: Outcome) -> None:
+    wide = text_of(outcome)
+    console = Console(file=StringIO(), width=60)
+    show(outcome, console, ["out/" + "deep/" * 20 + "compare.csv"])
+    assert isinstance(console.file, StringIO)
+    lines = console.file.getvalue().splitlines()
+    (at,) = [i for i, line in enumerate(lines) if line.startswith("  FAIL: it is")]
+    first, then = lines[at], lines[at + 1]
+    assert len(first) <= 60 and then.startswith("  ") and then[2] != " "
+    assert f"{first} {then.strip()}"[:80] in wide
+    assert lines[-1].endswith("compare.csv")  # what is copied is not broken
+
+
+PHASES = [(0, 10, MEASURING, 10), (9, 10, MEASURING, 10), (10, 10, JUDGING, None)]
+
+
+@pytest.mark.parametrize("done, total, phase, whole", PHASES)
+def test_the_bar_names_its_phase_and_is_not_full_before_the_end(
+    done: int, total: int, phase: str, whole: int | None
+) -> None:
+    assert phase_at(done, total) == (phase, whole)
 
 
 def test_the_csv_has_a_line_for_every_row_in_order(outcome: Outcome, tmp_path: Path) -> None:

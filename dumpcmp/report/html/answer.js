@@ -54,9 +54,9 @@ function coverage(told) {
 function firstDivergence(model, row) {
   const heirs = model.range().filter(other => model.causeOf(other) === row).length;
   const roots = model.range().filter(other => model.isRoot(other)).length;
-  const parts = [make("p", {}, linkTo(model, row), ` (call ${shown(model.cell(row, "call"))}, token ${shown(model.cell(row, "token"))})`)];
+  const parts = [make("p", {}, linkTo(model, row)), make("p", {class: "hint"}, `call ${shown(model.cell(row, "call"))}, token ${shown(model.cell(row, "token"))}`)];
   parts.push(make("p", {}, verdictOf(model, row), `: ${model.cell(row, "reason") || ""}`));
-  parts.push(...code(model, row), sides(model, row));
+  parts.push(...code(model, row), ...kernel(model, row), sides(model, row));
   const said = [];
   const number = (name, words) => { if (model.number(row, name) !== null) said.push(`${words} ${shown(model.number(row, name))}`); };
   number("introduced", "introduced");
@@ -81,8 +81,10 @@ function verdictOf(model, row) {
   return make("span", {class: `verdict ${toneOf(verdict)}`}, `${verdict}${role}`);
 }
 
+// A row by its name, and by its token where there are several.
 function linkTo(model, row) {
-  return make("button", {type: "button", class: "link", on: {click: () => selection.select(row, "link")}}, model.nameOf(row));
+  const token = model.tokens.length > 1 ? `, token ${shown(model.cell(row, "token"))}` : "";
+  return make("button", {type: "button", class: "link", on: {click: () => selection.select(row, "link")}}, `${model.nameOf(row)}${token}`);
 }
 
 // The line of the program that ran the op, with a few lines around it.
@@ -100,6 +102,19 @@ function code(model, row) {
     text.append(number === line ? make("span", {class: "here"}, shownLine) : `${shownLine}\n`);
   });
   return [...lines, text];
+}
+
+// The generated kernel that computes a root of a compiled run.
+function kernel(model, row) {
+  const one = (model.told.kernels || []).find(other => other.roots.includes(model.keyOf(row)));
+  if (!one) return [];
+  const text = make("pre", {"aria-label": `source of the kernel ${one.kernel}`});
+  one.lines.forEach((written, i) => {
+    const number = one.first + i, line = `${String(number).padStart(5)}  ${written}`;
+    text.append(number === one.meant ? make("span", {class: "here"}, line) : `${line}\n`);
+  });
+  const head = make("summary", {}, "kernel ", make("code", {}, one.kernel), `, generated in ${one.file}:${one.meant}`);
+  return [make("details", {class: "kernel"}, head, text)];
 }
 
 function sides(model, row) {

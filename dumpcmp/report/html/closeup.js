@@ -10,7 +10,7 @@ function showRow(model, row) {
   if (origin) parts.push(make("p", {}, `origin: ${origin}; introduced ${cell("introduced") || "?"}, inherited ${cell("inherited") || "?"}; paired by ${cell("paired_by") || "nothing"}${cell("layout") ? `; ${cell("layout")}` : ""}`));
   const cause = model.causeOf(row);
   if (cause !== null) parts.push(make("p", {}, "it inherits from ", linkTo(model, cause)));
-  parts.push(...code(model, row), sides(model, row), metrics(model, row));
+  parts.push(...code(model, row), ...kernel(model, row), sides(model, row), metrics(model, row));
   refill(byId("row"), ...parts);
   showCloseUp(model, row);
 }
@@ -72,9 +72,9 @@ function histogram(one) {
       pen.fillRect(10 + i * wide, height - 22 - tall, wide - 1, tall);
     });
     pen.fillStyle = themed("--soft");
-    pen.fillText(`1e${low.toFixed(1)}`, 10, height - 6);
+    pen.fillText(shown(10 ** low), 10, height - 6);
     pen.textAlign = "right";
-    pen.fillText(`1e${high.toFixed(1)}`, width - 10, height - 6);
+    pen.fillText(shown(10 ** high), width - 10, height - 6);
   });
 }
 

@@ -1,6 +1,7 @@
 // Colours that carry meaning: blue within the tolerance, orange to dark red beyond it. The two ends
 // are told apart by all common kinds of colour vision, and failing cells have a cross besides.
 const WITHIN = [[222, 235, 247], [158, 202, 225], [66, 146, 198]];
+const WITHIN_AT_NIGHT = [[28, 46, 68], [36, 84, 128], [66, 146, 198]]; // no glare on a dark page
 const BEYOND = [[253, 208, 100], [236, 122, 20], [179, 40, 10], [90, 5, 30]];
 
 function between(scale, share) {
@@ -13,10 +14,11 @@ function between(scale, share) {
 // The colour of an error in units of the tolerance.
 function heat(ratio) {
   if (ratio === null) return null;
-  if (ratio === 0) return between(WITHIN, 0);
+  const within = document.documentElement.dataset.theme === "dark" ? WITHIN_AT_NIGHT : WITHIN;
+  if (ratio === 0) return between(within, 0);
   if (ratio === Infinity) return between(BEYOND, 1);
   const size = Math.log10(ratio);
-  return size <= 0 ? between(WITHIN, 1 + size / 4) : between(BEYOND, size / 6);
+  return size <= 0 ? between(within, 1 + size / 4) : between(BEYOND, size / 6);
 }
 
 const SERIES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999"];

@@ -1,7 +1,7 @@
 // The divergence curve: error over the order of execution, on a log scale, with the tolerance as a
 // band below it, layers as ticks, and roots marked.
 
-const MARGIN = {left: 64, right: 14, top: 26, bottom: 44};
+const MARGIN = {left: 78, right: 14, top: 26, bottom: 44};
 const CURVE_HEIGHT = 340;
 
 class Curve {
@@ -145,16 +145,18 @@ class Curve {
     pen.textAlign = "left";
     pen.textBaseline = "top";
     let last = null, free = 0;
+    const hasTokens = this.tokens === "all" && this.model.tokens.length > 1;
     const ink = themed("--soft");
     pen.strokeStyle = themed("--line");
     for (const point of this.points) {
       if (point.x < this.from || point.x > this.to) continue;
-      const layer = this.model.layer(point.row);
-      if (layer === last) continue;
-      last = layer;
+      const layer = this.model.layer(point.row), place = `${point.token} ${layer}`;
+      if (place === last) continue;
+      last = place;
       const x = this.x(point.x);
       this.line(x, CURVE_HEIGHT - MARGIN.bottom, x, CURVE_HEIGHT - MARGIN.bottom + 6);
-      const name = layer.length > 16 ? `${layer.slice(0, 15)}…` : layer;
+      const short = layer.length > 16 ? `${layer.slice(0, 15)}…` : layer;
+      const name = hasTokens ? `${short} (${point.token})` : short; // the token in which it is
       const wide = pen.measureText(name).width;
       if (x >= free && x + wide < this.width) {
         pen.fillStyle = ink;

@@ -78,7 +78,7 @@ class Flow {
     group.addEventListener("click", act);
     group.addEventListener("keydown", event => { if (event.key === "Enter") act(); });
     const op = model.cell(one.row, "op");
-    const name = op.length > 28 ? `…${op.slice(-27)}` : op;
+    const name = fitted(op, BOX.width - 16);
     const first = drawn("text", {x: x + 8, y: y + 14}), second = drawn("text", {x: x + 8, y: y + 28});
     first.textContent = name;
     second.textContent = `${verdict}${this.rowsOf.get(one.site).some(row => model.isRoot(row)) ? " (root)" : ""}`;
@@ -103,10 +103,19 @@ class Flow {
     const model = this.model, root = model.isRoot(row) ? row : model.causeOf(row);
     if (root === null) { refill(byId("heirs")); return; }
     const heirs = model.range().filter(other => model.causeOf(other) === root);
-    const items = [root, ...heirs.slice(0, 100)].map(one => make("li", {}, linkTo(model, one), `, token ${shown(model.cell(one, "token"))}: ${model.verdict(one)} ${shown(model.number(one, "rel_l2"))}`));
+    const items = [root, ...heirs.slice(0, 100)].map(one => make("li", {}, linkTo(model, one), `: ${model.verdict(one)} ${shown(model.number(one, "rel_l2"))}`));
     if (heirs.length > 100) items.push(make("li", {}, `and ${heirs.length - 100} more`));
     refill(byId("heirs"), ...items);
   }
+}
+
+// The end of a name, as much of it as there is room for.
+function fitted(name, room) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = "12px system-ui, sans-serif";
+  let from = 0;
+  while (from < name.length - 1 && pen.measureText(from ? `…${name.slice(from)}` : name).width > room) from++;
+  return from ? `…${name.slice(from)}` : name;
 }
 
 function drawn(tag, attributes) {

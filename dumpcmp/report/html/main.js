@@ -14,7 +14,7 @@ function listenToTheme(redraw) {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const wear = isDark => {
     root.dataset.theme = isDark ? "dark" : "light";
-    button.setAttribute("aria-pressed", String(isDark));
+    button.textContent = isDark ? "Light" : "Dark"; // what a click makes of it
     redraw();
   };
   dark.addEventListener("change", event => wear(event.matches));
@@ -29,6 +29,7 @@ async function begin() {
     if (!page.ready) return;
     page.curve.draw();
     page.map.draw();
+    page.graph.draw();
     if (selection.row !== null) { showRow(model, selection.row); page.flow.show(selection.row); }
   };
   listenToTheme(redraw);
@@ -37,6 +38,7 @@ async function begin() {
   page.table = new Table(model);
   page.map = new HeatMap(model);
   page.flow = new Flow(model);
+  page.graph = new Graph(model);
   showFacts(model);
   selection.listeners.push((row, from) => {
     showRow(model, row);
@@ -44,8 +46,10 @@ async function begin() {
     page.table.reveal(row, from);
     page.curve.draw();
     page.map.draw();
-    if (row !== null && from !== "address" && from !== "start") history.replaceState(null, "", `#row=${encodeURIComponent(model.keyOf(row))}`);
-    if (from === "map" || from === "link" || from === "flow") byId("row-section").scrollIntoView({block: "nearest"});
+    page.graph.draw();
+    const hasAddress = location.protocol !== "about:"; // not in the frame of a notebook
+    if (hasAddress && row !== null && from !== "address" && from !== "start") history.replaceState(null, "", `#row=${encodeURIComponent(model.keyOf(row))}`);
+    if (from === "map" || from === "link" || from === "flow" || from === "graph") byId("row-section").scrollIntoView({block: "nearest"});
   });
   window.addEventListener("resize", redraw);
   window.addEventListener("hashchange", () => { const row = rowOfAddress(model); if (row !== null) selection.select(row, "address"); });

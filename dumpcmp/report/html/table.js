@@ -3,6 +3,7 @@
 const LINE = 24; // pixels
 const PRINTED = 400; // lines on paper
 const FILTERS = ["verdict", "token", "layer", "function", "slot", "origin", "model", "role"];
+const NATURAL = new Set(["token", "call", "order", "rank", "cosine", "pcc"]); // smallest first
 const FIRST = ["token", "op", "call", "slot", "verdict", "root", "origin", "rel_l2", "tolerance", "introduced", "inherited", "cosine", "max_abs_diff", "reason", "cause", "source"];
 
 class Table {
@@ -102,18 +103,32 @@ class Table {
     this.paint();
   }
 
+  // The first click brings up what a reader looks for: the worst of numbers, failures, roots.
   sort(name) {
-    const up = !(this.sorting && this.sorting.name === name && this.sorting.up);
+    const worstFirst = NATURAL.has(name) || !this.isNumeric(name) && name !== "verdict" && name !== "root";
+    const up = this.sorting && this.sorting.name === name ? !this.sorting.up : worstFirst;
     this.sorting = {name, up};
     this.buildHead();
     this.filter();
     byId("rows").tHead.querySelector(`[data-column="${CSS.escape(name)}"] button`).focus();
   }
 
+  isNumeric(name) {
+    return this.model.range().some(row => this.model.number(row, name) !== null);
+  }
+
+  // What rows are sorted by: verdicts by how bad they are, everything else as it is.
+  sortKey(row, name) {
+    const cell = this.model.cell(row, name);
+    if (name === "verdict") return ["good", "doubt", "bad"].indexOf(toneOf(cell));
+    if (name === "root") return cell ? 1 : 0;
+    return this.model.number(row, name) ?? cell;
+  }
+
   order() {
     if (!this.sorting) return;
     const {name, up} = this.sorting, sign = up ? 1 : -1;
-    const keyed = this.rows.map(row => [this.model.number(row, name) ?? this.model.cell(row, name), row]);
+    const keyed = this.rows.map(row => [this.sortKey(row, name), row]);
     const isEmpty = key => key === null || key === "";
     keyed.sort(([a, i], [b, j]) => {
       if (isEmpty(a) || isEmpty(b)) return isEmpty(a) - isEmpty(b) || i - j;

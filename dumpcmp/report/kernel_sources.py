@@ -1,0 +1,72 @@
+"""Which generated kernel computes a root, and where its source is: of compiled runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import NamedTuple
+
+from dumpcmp.archive.read.reader import Archive, source_of
+from dumpcmp.archive.stores.urls import place
+from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.row import Row
+
+MOST_KERNELS = 8  # whose source a report has
+_MOST_LINES = 400  # of one
+
+
+class KernelSource(NamedTuple):
+    """The source of a kernel in the generated code that the archive keeps."""
+
+    kernel: str
+    file: str
+    first: int  # number of the first line
+    lines: tuple[str, ...]
+    meant: int  # the line that names the op, or else the first
+    roots: tuple[str, ...] = ()  # what begins to differ in it
+
+    def around(self, before: int, after: int) -> Iterator[tuple[int, str]]:
+        """The numbered lines about the one that is meant, without the indent that all have."""
+        start = max(0, self.meant - self.first - before)
+        chosen = self.lines[start : self.meant - self.first + after + 1]
+        yield from enumerate(dedent("\n".join(chosen)).split("\n"), self.first + start)
+
+
+def kernels_of(outcome: Outcome) -> list[KernelSource]:
+    """The kernels of the first roots, each once."""
+    found: dict[str, KernelSource] = {}
+    for row in outcome.roots:
+        is_new = row.kernel not in found and len(found) < MOST_KERNELS
+        told = kernel_source(outcome, row) if is_new else found.get(row.kernel)
+        if told is not None:
+            found[row.kernel] = told._replace(roots=(*told.roots, str(row.key)))
+    return list(found.values())
+
+
+def kernel_source(outcome: Outcome, row: Row) -> KernelSource | None:
+    """The kernel that computes `row` on my side; None where its archive, or its source, is gone."""
+    path = place(outcome.background.target.path or ".")
+    if not row.kernel or not outcome.background.target.path or not path.exists():
+        return None
+    model = (row.target_key or row.key).model
+    for (_, name, file_name), file in sorted(Archive(path).texts.items()):
+        is_code = name == model and file_name.startswith("code-")
+        if is_code and (told := _source_in(file, row)):
+            return told
+    return None
+
+
+def _source_in(file: Path, row: Row) -> KernelSource | None:
+    code = file.read_text()
+    source = source_of(code, row.kernel)
+    if not source:
+        return None
+    first = code.count("\n", 0, code.index(source)) + 1
+    lines = tuple(source.splitlines()[:_MOST_LINES])
+    named = (first + i for i, line in enumerate(lines) if i and _names(line, row))
+    return KernelSource(row.kernel, str(file), first, lines, next(named, first))
+
+
+def _names(line: str, row: Row) -> bool:
+    return f"{row.key.op.function.partition('.')[0]}(" in line
