@@ -1,0 +1,221 @@
+"""Both programs of a step in exact arithmetic, each from its own start, and which values match."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.row import Row, Why
+from dumpcmp.nouns.value import DTYPES, Kind
+from dumpcmp.shadows.gradient_sums import with_gradients
+from dumpcmp.shadows.kernel_checks import load_value
+from dumpcmp.shadows.program import Node, Program, ValueId
+from dumpcmp.shadows.quantities import Application, Book, Quantity
+from dumpcmp.shadows.shadow import Choices, Shadow, identity
+from dumpcmp.shadows.starting import Start
+from dumpcmp.shadows.together import read_program
+
+StepOfModel = tuple[str, int]
+TakenAt = tuple[int, str]  # id of an application, and a slot of it
+
+_MOST_BYTES = 1 << 31  # of both runs in float64
+
+
+class ApartBook(Book):
+    """A Book that shares nothing of the calls named `apart`, so that each can be changed alone."""
+
+    def __init__(self, apart: frozenset[str]) -> None:
+        super().__init__()
+        self.apart, self.side = apart, "target"
+
+    def computed(
+        self, expression: Hashable, application: Callable[[], Application]
+    ) -> Mapping[str, Quantity]:
+        """What an operation gives, by slot; each time anew for calls that stand apart."""
+        if not self.apart:
+            return super().computed(expression, application)
+        made = application()
+        own = (expression, self.side) if made.name in self.apart else expression
+        return super().computed(own, lambda: made)
+
+
+class WrongCall(NamedTuple):
+    """A value that a call did not compute as it should, and the row that says so."""
+
+    is_golden: bool
+    node: Node
+    value: ValueId
+    row: Row
+
+
+@dataclass(eq=False)
+class ExactSides:
+    """Golden's and the target's program of one step, and which quantities match."""
+
+    golden: Shadow
+    target: Shadow
+    matched: dict[int, Quantity] = field(default_factory=dict)  # by id of the target's: golden's
+    counterparts: dict[int, Quantity] = field(default_factory=dict)  # by id of golden's
+    taken: dict[TakenAt, Quantity] = field(default_factory=dict)  # the target's, where golden's
+    # call takes its own
+    values: list[tuple[ValueId, ValueId]] = field(default_factory=list)  # golden's, the target's
+    own: set[int] = field(default_factory=set)  # ids of all that the target has
+    wrong: list[WrongCall] = field(default_factory=list)  # calls whose kernels were found wrong
+
+    def counterpart(self, application: Application, slot: str) -> Quantity | None:
+        """What the target has in place of what a call of golden takes."""
+        given = application.inputs[slot]
+        if (found := self.taken.get((id(application), slot))) is not None:
+            return found
+        return given if id(given) in self.own else self.counterparts.get(id(given))
+
+    def bridged(self, value: ValueId) -> bool:
+        """Whether a call of the target's made it that cannot be run, so that it is as recorded."""
+        node, quantity = self.target.program.producers.get(value), self.target.quantity(value)
+        is_made = node is not None and bool(node.takes)
+        is_float = _is_float(self.target, value)
+        return is_made and is_float and (quantity.application is None or quantity.is_bridge)
+
+
+def exact_sides(
+    archives: tuple[Archive, Archive],
+    steps: tuple[StepOfModel, StepOfModel],
+    rows: Sequence[Row],
+) -> ExactSides:
+    """Follow both programs of a step, whose values `rows` pair."""
+    programs = tuple(_program(a, *s) for a, s in zip(archives, steps, strict=True))
+    _check_size(programs)
+    matches = list(_matches(rows, *programs))
+    alone = frozenset(
+        target
+        for golden, target, _ in matches
+        if programs[0].records[golden].digest != programs[1].records[target].digest
+    )
+    wrong = [found for row in rows for found in _wrong_calls(row, *programs)]
+    book, choices = ApartBook(frozenset(str(each.node) for each in wrong)), Choices()
+    start = Start(book)
+    start.know("golden", programs[0])
+    start.know("target", programs[1])
+    mine = Shadow(
+        archives[1], programs[1], book, partial(_leaf, alone), choices,
+        partial(start.precomputed, "golden"),
+    )  # fmt: skip
+    for leaf in mine.program.leaves:
+        mine.quantity(leaf)
+    mine.follow()
+    choices.singles = mine.singles
+    book.side = "golden"
+    its = Shadow(
+        archives[0], programs[0], book, partial(_leaf, frozenset()), choices.copy(),
+        partial(start.precomputed, "target"),
+    ).follow()  # fmt: skip
+    return _matched(ExactSides(its, mine, wrong=wrong), matches)
+
+
+def _wrong_calls(row: Row, golden: Program, target: Program) -> Iterator[WrongCall]:
+    """What a row says of single calls: that one, on whatever ranks, gave something wrong."""
+    why = row.judgement.why
+    if not row.verdict.fails or why not in (Why.INTRODUCED, Why.GOLDEN):
+        return
+    is_golden = why is Why.GOLDEN
+    program, key = (golden, row.golden_key) if is_golden else (target, row.target_key)
+    for rank in sorted(program.ranks) if key is not None else ():
+        assert key is not None
+        value = program.places.get(ValueId(rank, key))
+        node = None if value is None else program.producers.get(value)
+        if value is not None and node is not None:
+            yield WrongCall(is_golden, node, value, row)
+
+
+def _program(archive: Archive, model: str, step: int) -> Program:
+    program = read_program(archive, model, step)
+    if program.unlinked:
+        raise DumpcmpError(
+            f"{archive.path}: {program.unlinked}", hint="dump again with this version of dumpcmp"
+        )
+    if program.is_whole:
+        program = with_gradients(program, partial(load_value, archive, program))
+    is_known = program.producers if program.is_whole else ()
+    effects = [each for each in program.effects if not each.is_state or each.value in is_known]
+    program.effects = effects
+    return program
+
+
+def _check_size(programs: Sequence[Program]) -> None:
+    records = [record for each in programs for record in each.records.values()]
+    nbytes = sum(8 * math.prod(record.shape) for record in records)
+    if nbytes > _MOST_BYTES:
+        raise DumpcmpError(
+            f"a step has {nbytes / 2**30:.1f} GiB in float64, more than {_MOST_BYTES / 2**30:.0f}",
+            hint="dump fewer rows of the batch or a shorter prompt, on both sides",
+        )
+
+
+def _leaf(alone: frozenset[ValueId], shadow: Shadow, value: ValueId) -> Quantity:
+    """A leaf as it was recorded; those that differ between the runs share theirs with no other."""
+    record = shadow.record(value)
+    known = identity(record)
+    return shadow.book.leaf((known, value) if value in alone else known, shadow.loader(value))
+
+
+def _is_float(shadow: Shadow, value: ValueId) -> bool:
+    dtype = shadow.record(value).dtype
+    return dtype in DTYPES and DTYPES[dtype].kind in (Kind.FLOAT, Kind.COMPLEX)
+
+
+def _matches(
+    rows: Sequence[Row], golden: Program, target: Program
+) -> Iterator[tuple[ValueId, ValueId, Row]]:
+    """Values of the same shape that rows pair: what functions give, then modules, then the rest."""
+    for row in sorted(rows, key=_how_telling):
+        if row.golden_key is None or row.target_key is None:
+            continue
+        for rank in sorted(target.ranks):
+            theirs = target.places.get(ValueId(rank, row.target_key))
+            own = next(_on_ranks(golden, row.golden_key, rank), None)
+            if theirs is None or own is None:
+                continue
+            if golden.records[own].shape == target.records[theirs].shape:
+                yield own, theirs, row
+
+
+def _on_ranks(golden: Program, key: Key, rank: int) -> Iterator[ValueId]:
+    for each in (rank, *sorted(golden.ranks)):
+        if (found := golden.places.get(ValueId(each, key))) is not None:
+            yield found
+
+
+def _how_telling(row: Row) -> int:
+    slot, is_module = row.key.slot, row.key.op.is_module
+    return (2 if is_module else 0) + (1 if slot.is_gradient else 0) if not slot.is_input else 4
+
+
+def _matched(sides: ExactSides, matches: Sequence[tuple[ValueId, ValueId, Row]]) -> ExactSides:
+    golden, target = sides.golden, sides.target
+    sides.own = {id(each) for each in target.quantities.values()}
+    calls = {(n.rank, n.call.op, n.call.call): n for n in golden.program.nodes if n.own is None}
+    for ours, theirs, row in matches:
+        one, other = golden.quantity(ours), target.quantity(theirs)
+        if row.key.slot.is_input and sides.matched.get(id(other), one) is not one:
+            continue  # it took another value than golden did, which has a match of its own
+        if row.key.slot.is_input and row.golden_key is not None:
+            key = row.golden_key
+            _take(sides, calls.get((ours.rank, key.op, key.call)), str(key.slot), other)
+        if id(other) not in sides.matched:
+            sides.matched[id(other)] = one
+            sides.values.append((ours, theirs))
+        sides.counterparts.setdefault(id(one), other)
+    return sides
+
+
+def _take(sides: ExactSides, node: Node | None, slot: str, other: Quantity) -> None:
+    for value in node.gives.values() if node is not None else ():
+        made = sides.golden.quantity(value).application
+        if made is not None and slot in made.inputs:
+            sides.taken[id(made), slot] = other

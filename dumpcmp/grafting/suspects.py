@@ -1,0 +1,283 @@
+"""Every place where the target may have gone wrong: each by itself, whatever else is wrong.
+
+A kernel is known to be wrong by its own inputs. A program is another where golden's calls, on what
+the target has, give something else than the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from dumpcmp.grafting.evaluation import Decision, Evaluation, Faults
+from dumpcmp.grafting.exact_sides import ExactSides, WrongCall
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.key import Op
+from dumpcmp.nouns.row import Row
+from dumpcmp.replay.arguments import read_arguments
+from dumpcmp.replay.listed import function_named
+from dumpcmp.replay.rating import run
+from dumpcmp.replay.running import fitted
+from dumpcmp.shadows.fingerprints import same_elements
+from dumpcmp.shadows.program import Node, ValueId
+from dumpcmp.shadows.quantities import Quantity
+from dumpcmp.shadows.shadow import Shadow
+
+
+class RootKind(StrEnum):
+    """What is wrong at a root."""
+
+    KERNEL = "wrong kernel"
+    GOLDEN = "wrong kernel in golden"
+    PROGRAM = "different program"
+    START = "different start"
+    CARRIED = "left by an earlier token"
+    OUTSIDE = "follows from what the model returned"
+    DTYPE = "start in another dtype"
+    UNSEEN = "differs, and cannot be run in float64"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Suspect:
+    """A place that may be wrong, and what changes when it is put right."""
+
+    kind: RootKind
+    op: Op
+    call: int
+    rank: int
+    order: int
+    reason: str
+    replaced: frozenset[int] = frozenset()  # ids of the target's quantities
+    offsets: Mapping[int, Tensor] = field(default_factory=dict)  # by id of either side's
+
+    @property
+    def name(self) -> str:
+        """The call, and its rank."""
+        return f"{self.op}#{self.call}" + (f" on rank {self.rank}" if self.rank else "")
+
+    def with_other(self, other: Suspect) -> Suspect:
+        """Both in one."""
+        offsets = {**self.offsets, **other.offsets}
+        return replace(self, replaced=self.replaced | other.replaced, offsets=offsets)
+
+
+@dataclass(eq=False)
+class Suspects:
+    """All suspects of a step, and what belongs to none of them."""
+
+    sides: ExactSides
+    rows: Sequence[Row]
+    is_first: bool  # no token before it was recorded
+    found: dict[tuple[object, ...], Suspect] = field(default_factory=dict)
+    bridged: dict[int, Tensor] = field(default_factory=dict)  # ids, and what they gave too much
+    decisions: dict[int, Decision] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    def find(self) -> Suspects:
+        """Look at every value that matches one of golden's."""
+        for ours, theirs in self.sides.values:
+            self._add_decision(ours, theirs)
+        for wrong in self.sides.wrong:
+            self._add_kernel(wrong)
+        clean = Evaluation(self.sides, Faults())
+        order = {node: at for at, node in enumerate(self._target.program.nodes)}
+        for ours, theirs in sorted(self.sides.values, key=lambda pair: self._place(pair, order)):
+            self._look_at(ours, theirs, clean)
+        return self
+
+    @property
+    def _golden(self) -> Shadow:
+        return self.sides.golden
+
+    @property
+    def _target(self) -> Shadow:
+        return self.sides.target
+
+    def _place(self, pair: tuple[ValueId, ValueId], order: Mapping[Node, int]) -> int:
+        node = self._target.program.producers.get(pair[1])
+        return -1 if node is None else order[node]
+
+    def _add(self, suspect: Suspect, *key: object) -> None:
+        at = key or (suspect.kind, suspect.op, suspect.call, suspect.rank)
+        known = self.found.get(at)
+        self.found[at] = suspect if known is None else known.with_other(suspect)
+
+    # kernels
+
+    def _add_kernel(self, wrong: WrongCall) -> None:
+        shadow = self._golden if wrong.is_golden else self._target
+        kind = RootKind.GOLDEN if wrong.is_golden else RootKind.KERNEL
+        node, quantity = wrong.node, shadow.quantity(wrong.value)
+        if not wrong.is_golden and self.sides.bridged(wrong.value):
+            return  # it has no program of its own
+        try:
+            offset = self._error_of(shadow, node, wrong.value)
+        except DumpcmpError as error:
+            self.remarks.append(f"{node} is wrong, and its error could not be had: {error.message}")
+            return
+        call = node.call
+        self._add(
+            Suspect(kind, call.op, call.call, node.rank, call.order, wrong.row.reason,
+                    offsets={id(quantity): offset})
+        )  # fmt: skip
+
+    def _error_of(self, shadow: Shadow, node: Node, value: ValueId) -> Tensor:
+        """What a call gave more than it should have, on what it was given in the run."""
+        quantity = shadow.quantity(value)
+        made = quantity.application
+        if made is None or quantity.is_bridge or made.name != str(node):
+            raise DumpcmpError("it cannot be run in float64")
+        given: dict[str, Tensor] = {}
+        for slot, each in made.inputs.items():
+            taken = node.takes.get(slot)
+            try:
+                given[slot] = each.tensor if taken is None else shadow.loader(taken)()
+            except DumpcmpError:  # no kernel stored it
+                given[slot] = self._as_run(shadow).target(each)
+        return shadow.loader(value)() - made.apply(given)[quantity.slot]
+
+    def _as_run(self, shadow: Shadow) -> Evaluation:
+        """The run with the errors of kernels that are known so far."""
+        if shadow is self._golden:
+            return Evaluation(self.sides, Faults())
+        known = [each.offsets for each in self.found.values()]
+        return Evaluation(self.sides, Faults(offsets={k: v for each in known for k, v in each.items()}))
+
+    # programs
+
+    def _look_at(self, ours: ValueId, theirs: ValueId, clean: Evaluation) -> None:
+        one, other = self._golden.quantity(ours), self._target.quantity(theirs)
+        if one is other or id(other) in self.decisions or id(other) in self.bridged:
+            return
+        node = self._target.program.producers.get(theirs)
+        try:
+            if self.sides.bridged(theirs):
+                self._add_bridge(ours, theirs)
+            elif node is None or (other.application is None and not node.takes):
+                self._add_leaf(ours, theirs)
+            elif other.application is not None:
+                wanted = clean.grafted(one)
+                if not same_elements(wanted.reshape(other.tensor.shape), other.tensor):
+                    self._add_program(ours, theirs)
+        except (DumpcmpError, RuntimeError) as error:
+            said = error.message if isinstance(error, DumpcmpError) else str(error)
+            self.remarks.append(f"{theirs}: golden's calls could not be run on mine: {said}")
+
+    def _add_program(self, ours: ValueId, theirs: ValueId) -> None:
+        mine = self._behind(self._target, theirs, set(self.sides.matched))
+        its = self._behind(self._golden, ours, set(self.sides.counterparts) | self.sides.own)
+        row = self._row_at(its, mine)
+        node = mine[0]
+        reason = f"golden computes {_functions(its)}, and mine {_functions(mine)}"
+        op, call = node.call.op, node.call.call
+        if row is not None:
+            reason = row.reason or reason
+            op, call = row.key.op, row.key.call
+        replaced = frozenset((id(self._target.quantity(theirs)),))
+        kind = RootKind.PROGRAM
+        self._add(Suspect(kind, op, call, node.rank, node.call.order, reason, replaced))
+
+    def _behind(self, shadow: Shadow, value: ValueId, known: set[int]) -> list[Node]:
+        """The call that made a value, and those before it back to values that match."""
+        found: dict[Node, None] = {}
+        waiting = [value]
+        while waiting:
+            node = shadow.program.producers.get(waiting.pop())
+            if node is None or node in found:
+                continue
+            found[node] = None
+            waiting += (v for v in node.takes.values() if id(shadow.quantity(v)) not in known)
+        return list(found)
+
+    def _row_at(self, golden: Sequence[Node], target: Sequence[Node]) -> Row | None:
+        """The row that compare calls a root, among the calls of either side."""
+        places = [{(node.call.op, node.call.call) for node in nodes} for nodes in (golden, target)]
+        for row in self.rows:
+            keys = row.golden_key, row.target_key
+            if row.root and row.verdict.fails and any(
+                key is not None and (key.op, key.call) in some
+                for key, some in zip(keys, places, strict=True)
+            ):
+                return row
+        return None
+
+    # what no call made, or none that can be run
+
+    def _add_bridge(self, ours: ValueId, theirs: ValueId) -> None:
+        other = self._target.quantity(theirs)
+        run = Evaluation(self.sides, Faults())
+        wanted = run.grafted(self._golden.quantity(ours)).reshape(other.tensor.shape)
+        offset = other.tensor - wanted
+        self.bridged[id(other)] = offset
+        node = self._target.program.producers[theirs]
+        size = float(torch.linalg.vector_norm(offset) / torch.linalg.vector_norm(wanted))
+        reason = f"it is {size:.2g} off what golden's call gives on the same inputs"
+        kind, call = RootKind.UNSEEN, node.call
+        self._add(
+            Suspect(kind, call.op, call.call, node.rank, call.order, reason,
+                    offsets={id(other): offset})
+        )  # fmt: skip
+
+    def _add_leaf(self, ours: ValueId, theirs: ValueId) -> None:
+        one, other = self._golden.quantity(ours), self._target.quantity(theirs)
+        if same_elements(one.tensor, other.tensor):
+            return
+        key, record = theirs.key, self._target.record(theirs)
+        replaced = frozenset((id(other),))
+        name = key.op if not key.slot.is_weight else Op(f"{key.op}.{key.slot.name}")
+        kind, reason = RootKind.START, "it holds other numbers than golden's"
+        is_root = any(row.root and row.verdict.fails and row.target_key == key for row in self.rows)
+        if key.slot.is_gradient:
+            kind, name, reason = RootKind.OUTSIDE, Op("gradients"), "the loss handed back other gradients"
+        elif _are_rounded(one, self._golden.record(ours).dtype, other, record.dtype):
+            kind, name = RootKind.DTYPE, Op("start")
+            reason = f"golden has {self._golden.record(ours).dtype}, and mine {record.dtype}"
+        elif not self.is_first and not is_root:
+            kind, name = RootKind.CARRIED, Op("start")
+            reason = "what the token before left in weights, buffers and caches"
+        call = 0 if kind is not RootKind.START else key.call
+        rank = theirs.rank if kind is RootKind.START else 0
+        self._add(Suspect(kind, name, call, rank, record.order, reason, replaced))
+
+    def _add_decision(self, ours: ValueId, theirs: ValueId) -> None:
+        one, other = self._golden.quantity(ours), self._target.quantity(theirs)
+        node = self._target.program.producers.get(theirs)
+        if one is other or node is None or node.own is not None or not node.takes:
+            return
+        if other.application is not None or one.tensor.is_floating_point():
+            return
+        inputs = {slot: self._target.quantity(value) for slot, value in node.takes.items()}
+        slot = next(slot for slot, value in node.gives.items() if value == theirs)
+
+        def again(given: Mapping[str, Tensor]) -> Tensor:
+            arguments = fitted(read_arguments(node.call.arguments, given), given)
+            return run(function_named(node.call.target), arguments)[slot]
+
+        if one.tensor.shape == other.tensor.shape and not torch.equal(one.tensor, other.tensor):
+            self.decisions[id(other)] = Decision(inputs, again, one)
+
+
+def _functions(nodes: Sequence[Node]) -> str:
+    return ", ".join(dict.fromkeys(node.call.op.function for node in reversed(nodes))) or "nothing"
+
+
+def _are_rounded(one: Quantity, ours: str, other: Quantity, theirs: str) -> bool:
+    """Whether two leaves are one number, but for the rounding of the shorter dtype."""
+    if ours == theirs or not (one.tensor.is_floating_point() and other.tensor.is_floating_point()):
+        return False
+    dtypes: list[torch.dtype] = [getattr(torch, ours), getattr(torch, theirs)]
+    short = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
+    return torch.equal(one.tensor.to(short), other.tensor.to(short))
+
+
+def all_suspects(suspects: Suspects) -> Iterator[Suspect]:
+    """In order of execution: what a step starts from first."""
+    yield from sorted(suspects.found.values(), key=lambda each: (_is_later(each), each.order))
+
+
+def _is_later(suspect: Suspect) -> bool:
+    return suspect.kind not in (RootKind.START, RootKind.DTYPE, RootKind.CARRIED)
