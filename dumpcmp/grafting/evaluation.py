@@ -6,7 +6,7 @@ went wrong before it stays wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,16 +23,17 @@ Spot = tuple[int, int]  # one of these, and the id of a quantity
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """What the target chose by numbers, such as the experts of a token, and golden otherwise."""
+    """A call of either side that chooses by numbers, such as the experts of a token."""
 
     inputs: Mapping[str, Quantity]
     run: Callable[[Mapping[str, Tensor]], Tensor]
-    golden: Quantity
+    recorded: Sequence[Quantity]  # the target's choice, and golden's
 
-    def made(self, own: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    def made(self, given: Mapping[str, Tensor]) -> Tensor:
         """The choice on other numbers: a recorded one, where few elements are at its edge."""
         again = self.run(given)
-        known = [each for each in (own, self.golden.tensor) if each.shape == again.shape]
+        choices = [each.tensor for each in self.recorded]
+        known = [each for each in choices if each.shape == again.shape]
         apart = [(float((each != again).double().mean()), at) for at, each in enumerate(known)]
         least, at = min(apart, default=(1.0, 0))
         return known[at] if least <= _TIES else again
@@ -45,7 +46,7 @@ class Faults:
     replaced: frozenset[int] = frozenset()  # the target's, in place of which golden's op runs
     bridged: frozenset[int] = frozenset()  # the target's, whose own op cannot be run: golden's does
     offsets: Mapping[int, Tensor] = field(default_factory=dict)  # what a call gave too much
-    decisions: Mapping[int, Decision] = field(default_factory=dict)  # that follow from others
+    decisions: Mapping[int, Decision] = field(default_factory=dict)  # by id of either side's
 
 
 @dataclass(eq=False)
@@ -83,7 +84,7 @@ class Evaluation:
                 self._found[spot] = self._value(kind, quantity)
                 continue
             if spot in begun:
-                raise DumpcmpError("what matches runs in circles")
+                raise DumpcmpError(f"what matches runs in circles: {kind} {quantity.application and quantity.application.name} " + str([(k, q.application and q.application.name) for k, q, r in waiting if r][-12:]))
             begun.add(spot)
             waiting.append((kind, quantity, True))
             waiting += [(*need, False) for need in self._needs(kind, quantity)]
@@ -93,8 +94,8 @@ class Evaluation:
         made = quantity.application
         if kind == _OWN and self._is_grafted(quantity):
             yield _GRAFTED, self.sides.matched[id(quantity)]
-        elif kind == _OWN and (chosen := self.faults.decisions.get(id(quantity))) is not None:
-            yield from ((_OWN, each) for each in chosen.inputs.values())
+        elif kind != _GOLDEN and (chosen := self.faults.decisions.get(id(quantity))) is not None:
+            yield from (self._taken(kind, each) for each in chosen.inputs.values())
         elif made is not None and not made.problem:
             for slot, each in made.inputs.items():
                 yield self._input(kind, made, slot, each)
@@ -104,7 +105,13 @@ class Evaluation:
     ) -> tuple[int, Quantity]:
         if kind != _GRAFTED:
             return kind, given
-        other = self.sides.counterpart(made, slot)
+        other = self.sides.taken.get((id(made), slot))
+        return self._taken(kind, given) if other is None else (_OWN, other)
+
+    def _taken(self, kind: int, given: Quantity) -> tuple[int, Quantity]:
+        if kind != _GRAFTED:
+            return kind, given
+        other = self.sides.counterpart(given)
         return (_GRAFTED, given) if other is None else (_OWN, other)
 
     def _is_grafted(self, quantity: Quantity) -> bool:
@@ -114,8 +121,8 @@ class Evaluation:
         if kind == _OWN and self._is_grafted(quantity):
             other = self._found[_GRAFTED, id(self.sides.matched[id(quantity)])]
             found = _in_shape_of(quantity, other)
-        elif kind == _OWN and (chosen := self.faults.decisions.get(id(quantity))) is not None:
-            found = self._chosen(quantity, chosen)
+        elif kind != _GOLDEN and (chosen := self.faults.decisions.get(id(quantity))) is not None:
+            found = self._chosen(kind, quantity, chosen)
         else:
             found = self._computed(kind, quantity)
         if kind != _GRAFTED and (more := self.faults.offsets.get(id(quantity))) is not None:
@@ -123,11 +130,12 @@ class Evaluation:
         dtype = self.dtypes.get(id(quantity)) if kind != _GRAFTED else None
         return found if dtype is None else found.to(dtype).to(found.dtype)
 
-    def _chosen(self, quantity: Quantity, decision: Decision) -> Tensor:
-        given = {slot: self._found[_OWN, id(each)] for slot, each in decision.inputs.items()}
+    def _chosen(self, kind: int, quantity: Quantity, decision: Decision) -> Tensor:
+        places = {slot: self._taken(kind, each) for slot, each in decision.inputs.items()}
+        given = {slot: self._found[k, id(each)] for slot, (k, each) in places.items()}
         if all(given[slot] is each.tensor for slot, each in decision.inputs.items()):
             return quantity.tensor
-        return decision.made(quantity.tensor, given)
+        return decision.made(given)
 
     def _computed(self, kind: int, quantity: Quantity) -> Tensor:
         own, made = quantity.tensor, quantity.application

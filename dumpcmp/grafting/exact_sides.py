@@ -68,12 +68,9 @@ class ExactSides:
     own: set[int] = field(default_factory=set)  # ids of all that the target has
     wrong: list[WrongCall] = field(default_factory=list)  # calls whose kernels were found wrong
 
-    def counterpart(self, application: Application, slot: str) -> Quantity | None:
-        """What the target has in place of what a call of golden takes."""
-        given = application.inputs[slot]
-        if (found := self.taken.get((id(application), slot))) is not None:
-            return found
-        return given if id(given) in self.own else self.counterparts.get(id(given))
+    def counterpart(self, golden: Quantity) -> Quantity | None:
+        """What the target has in place of a quantity of golden's."""
+        return golden if id(golden) in self.own else self.counterparts.get(id(golden))
 
     def bridged(self, value: ValueId) -> bool:
         """Whether a call of the target's made it that cannot be run, so that it is as recorded."""
@@ -200,22 +197,32 @@ def _matched(sides: ExactSides, matches: Sequence[tuple[ValueId, ValueId, Row]])
     golden, target = sides.golden, sides.target
     sides.own = {id(each) for each in target.quantities.values()}
     calls = {(n.rank, n.call.op, n.call.call): n for n in golden.program.nodes if n.own is None}
+    order = {node: at for at, node in enumerate(target.program.nodes)}
     for ours, theirs, row in matches:
         one, other = golden.quantity(ours), target.quantity(theirs)
-        if row.key.slot.is_input and sides.matched.get(id(other), one) is not one:
-            continue  # it took another value than golden did, which has a match of its own
-        if row.key.slot.is_input and row.golden_key is not None:
-            key = row.golden_key
-            _take(sides, calls.get((ours.rank, key.op, key.call)), str(key.slot), other)
+        if sides.matched.get(id(other), one) is not one:
+            continue  # it has a match that tells more: the target took another value than golden
         if id(other) not in sides.matched:
             sides.matched[id(other)] = one
             sides.values.append((ours, theirs))
+        if row.key.slot.is_input and row.golden_key is not None:
+            key = row.golden_key
+            _take(sides, calls.get((ours.rank, key.op, key.call)), str(key.slot), other)
         sides.counterparts.setdefault(id(one), other)
+    sides.values.sort(key=lambda pair: _position(target.program, pair[1], order))
     return sides
+
+
+def _position(program: Program, value: ValueId, order: Mapping[Node, int]) -> int:
+    node = program.producers.get(value)
+    return -1 if node is None else order[node]
 
 
 def _take(sides: ExactSides, node: Node | None, slot: str, other: Quantity) -> None:
     for value in node.gives.values() if node is not None else ():
         made = sides.golden.quantity(value).application
-        if made is not None and slot in made.inputs:
+        given = None if node is None else node.takes.get(slot)
+        if made is None or slot not in made.inputs or given is None:
+            continue
+        if made.inputs[slot] is sides.golden.quantity(given):  # a cast is no call of its own
             sides.taken[id(made), slot] = other

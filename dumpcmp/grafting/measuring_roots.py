@@ -22,7 +22,7 @@ from dumpcmp.shadows.slices import Marginals
 
 EXACT = 1e-9  # of golden's size: programs that are the same are as near in float64
 _MOST = 256  # suspects that are measured one by one
-_BETTER = 0.999  # times what was left: less of a difference
+_BETTER = 0.7  # times what was left: a place that was put right and was not wrong
 _ROUNDING = 8.0  # times what one run with rounded results is off: what rounding explains
 
 

@@ -83,9 +83,8 @@ class Suspects:
             self._add_decision(ours, theirs)
         for wrong in self.sides.wrong:
             self._add_kernel(wrong)
-        clean = Evaluation(self.sides, Faults())
-        order = {node: at for at, node in enumerate(self._target.program.nodes)}
-        for ours, theirs in sorted(self.sides.values, key=lambda pair: self._place(pair, order)):
+        clean = Evaluation(self.sides, Faults(decisions=self.decisions))
+        for ours, theirs in self.sides.values:
             self._look_at(ours, theirs, clean)
         return self
 
@@ -96,10 +95,6 @@ class Suspects:
     @property
     def _target(self) -> Shadow:
         return self.sides.target
-
-    def _place(self, pair: tuple[ValueId, ValueId], order: Mapping[Node, int]) -> int:
-        node = self._target.program.producers.get(pair[1])
-        return -1 if node is None else order[node]
 
     def _add(self, suspect: Suspect, *key: object) -> None:
         at = key or (suspect.kind, suspect.op, suspect.call, suspect.rank)
@@ -151,7 +146,7 @@ class Suspects:
 
     def _look_at(self, ours: ValueId, theirs: ValueId, clean: Evaluation) -> None:
         one, other = self._golden.quantity(ours), self._target.quantity(theirs)
-        if one is other or id(other) in self.decisions or id(other) in self.bridged:
+        if one is other or id(other) in self.bridged:
             return
         node = self._target.program.producers.get(theirs)
         try:
@@ -159,7 +154,7 @@ class Suspects:
                 self._add_bridge(ours, theirs)
             elif node is None or (other.application is None and not node.takes):
                 self._add_leaf(ours, theirs)
-            elif other.application is not None:
+            elif other.application is not None or id(other) in self.decisions:
                 wanted = clean.grafted(one)
                 if not same_elements(wanted.reshape(other.tensor.shape), other.tensor):
                     self._add_program(ours, theirs)
@@ -171,15 +166,23 @@ class Suspects:
         mine = self._behind(self._target, theirs, set(self.sides.matched))
         its = self._behind(self._golden, ours, set(self.sides.counterparts) | self.sides.own)
         row = self._row_at(its, mine)
-        node = mine[0]
+        node = self._telling(its, mine)
         reason = f"golden computes {_functions(its)}, and mine {_functions(mine)}"
-        op, call = node.call.op, node.call.call
-        if row is not None:
-            reason = row.reason or reason
-            op, call = row.key.op, row.key.call
+        op, call = (node.call.op, node.call.call) if row is None else (row.key.op, row.key.call)
         replaced = frozenset((id(self._target.quantity(theirs)),))
         kind = RootKind.PROGRAM
         self._add(Suspect(kind, op, call, node.rank, node.call.order, reason, replaced))
+
+    def _telling(self, golden: Sequence[Node], target: Sequence[Node]) -> Node:
+        """The call that one side alone makes, where it is known; else the one that gives it."""
+        ours, theirs = ({each.call.op.function for each in some} for some in (golden, target))
+        lacking = [each for each in golden[1:] if each.call.op.function not in theirs]
+        more = [each for each in target[1:] if each.call.op.function not in ours]
+        for shadow, some in ((self._golden, lacking), (self._target, more)):
+            found = [each for each in some if not shadow.only_moves(each)] or some
+            if found and not (lacking and more):
+                return found[0]
+        return target[0]
 
     def _behind(self, shadow: Shadow, value: ValueId, known: set[int]) -> list[Node]:
         """The call that made a value, and those before it back to values that match."""
@@ -245,20 +248,27 @@ class Suspects:
 
     def _add_decision(self, ours: ValueId, theirs: ValueId) -> None:
         one, other = self._golden.quantity(ours), self._target.quantity(theirs)
-        node = self._target.program.producers.get(theirs)
-        if one is other or node is None or node.own is not None or not node.takes:
+        if one is other or one.tensor.is_floating_point():
             return
-        if other.application is not None or one.tensor.is_floating_point():
-            return
-        inputs = {slot: self._target.quantity(value) for slot, value in node.takes.items()}
-        slot = next(slot for slot, value in node.gives.items() if value == theirs)
+        for shadow, value in ((self._target, theirs), (self._golden, ours)):
+            made = _choice(shadow, value, (other, one))
+            if made is not None:
+                self.decisions[id(shadow.quantity(value))] = made
 
-        def again(given: Mapping[str, Tensor]) -> Tensor:
-            arguments = fitted(read_arguments(node.call.arguments, given), given)
-            return run(function_named(node.call.target), arguments)[slot]
 
-        if one.tensor.shape == other.tensor.shape and not torch.equal(one.tensor, other.tensor):
-            self.decisions[id(other)] = Decision(inputs, again, one)
+def _choice(shadow: Shadow, value: ValueId, recorded: Sequence[Quantity]) -> Decision | None:
+    """The call that chose a value, to be run on other numbers."""
+    node, quantity = shadow.program.producers.get(value), shadow.quantity(value)
+    if node is None or node.own is not None or not node.takes or quantity.application is not None:
+        return None
+    inputs = {slot: shadow.quantity(taken) for slot, taken in node.takes.items()}
+    slot = next(slot for slot, given in node.gives.items() if given == value)
+
+    def run_again(given: Mapping[str, Tensor]) -> Tensor:
+        arguments = fitted(read_arguments(node.call.arguments, given), given)
+        return run(function_named(node.call.target), arguments)[slot]
+
+    return Decision(inputs, run_again, recorded)
 
 
 def _functions(nodes: Sequence[Node]) -> str:
