@@ -66,7 +66,7 @@ class ExactSides:
     # call takes its own
     values: list[tuple[ValueId, ValueId]] = field(default_factory=list)  # golden's, the target's
     own: set[int] = field(default_factory=set)  # ids of all that the target has
-    wrong: list[WrongCall] = field(default_factory=list)  # calls whose kernels were found wrong
+    wrong: Sequence[WrongCall] = ()  # calls whose kernels were found wrong
 
     def counterpart(self, golden: Quantity) -> Quantity | None:
         """What the target has in place of a quantity of golden's."""
@@ -205,11 +205,12 @@ def _matched(sides: ExactSides, matches: Sequence[tuple[ValueId, ValueId, Row]])
         if id(other) not in sides.matched:
             sides.matched[id(other)] = one
             sides.values.append((ours, theirs))
-        if row.key.slot.is_input and row.golden_key is not None:
-            key = row.golden_key
+        key, place = row.golden_key, row.target_key
+        if key is not None and key.slot.is_input and place is not None and place.slot.is_input:
             _take(sides, calls.get((ours.rank, key.op, key.call)), str(key.slot), other)
-        sides.counterparts.setdefault(id(one), other)
     sides.values.sort(key=lambda pair: _position(target.program, pair[1], order))
+    for ours, theirs in sides.values:  # of several the last, which is computed of the others
+        sides.counterparts[id(golden.quantity(ours))] = target.quantity(theirs)
     return sides
 
 
