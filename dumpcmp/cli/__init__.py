@@ -16,6 +16,7 @@ COMMANDS: dict[str, str] = {
     "report": "make one HTML page of a report, which opens from disk",
     "explain": "say in words all that is known of one value, and what its difference looks like",
     "repro": "cut the guilty op out into a folder that shows the fault alone",
+    "graft": "put guilty ops right: what each of them costs, and what is left",
     "map": "propose a mapping between two implementations of a model",
     "golden": "keep a golden run as a small file, and hold programs against it",
     "check": "run a program and check every op against itself in float64",

@@ -52,6 +52,7 @@ from dumpcmp.taps.recording.changed_inputs import GivenArguments, given_to, put_
 from dumpcmp.taps.recording.end_state import put_state, put_state_of
 from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.last_look import LastLook, ModuleWeights
+from dumpcmp.taps.recording.grafts import Grafts
 from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder
@@ -127,6 +128,7 @@ class ModuleCapture:
         self._roots = {id(layer): weakref.ref(layer) for layer in given}
         self.mode = mode if recorder.tap.level is Level.FUNCTIONS else None
         self.precision: Precision | None = None
+        self.grafts: Grafts | None = None
         self._here = _Doing()
         recorder.active = lambda: self._here.step
         self.replays = Replays(recorder, self.watches, recorder.graph_budget, lambda: self.compiles)
@@ -365,6 +367,8 @@ class ModuleCapture:
             self.precision.convert(module)
             args, kwargs = self.precision.inputs((args, kwargs))
             step.run_in(self.precision)
+        if self.grafts is not None:
+            step.graft(self.grafts)
         ends.enter_context(self._inside(step))
         given = self._given(step, module, args, kwargs)
         run = self.root_run(module, run, args, kwargs)

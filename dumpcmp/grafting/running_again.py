@@ -1,0 +1,163 @@
+"""Runs a program again with golden's values in place of what some of its ops give."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.dumping.modes import PlainMode, parse_mode
+from dumpcmp.dumping.programs import Dumped, dump
+from dumpcmp.nouns.errors import CaptureError, SelectionError
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.selection import closest, make_tap, names_key
+from dumpcmp.nouns.spoken import counted
+from dumpcmp.taps.distributed.ranks import world
+from dumpcmp.taps.recording.grafts import CallPlace, Grafts, LoadValue
+
+_MODES = ("eager", "fx", "aten")
+_CLEAR = 0.5  # times what the second nearest part is off: the nearest is meant
+
+
+@dataclass(frozen=True, slots=True)
+class GraftedRun:
+    """A dump of a program that was given other values in some places."""
+
+    dumped: Dumped
+    done: Sequence[str]  # what was put in place of what
+    missing: Sequence[str]  # calls of golden that the program did not make
+
+    @property
+    def text(self) -> str:
+        """What was put in place, in a line or two."""
+        lines = [f"put in place: {counted(len(self.done), 'value')}: {_some(self.done)}"]
+        if self.missing:
+            lines.append(f"never ran: {_some(self.missing)}")
+        return "\n".join(lines)
+
+
+def graft(
+    program: Callable[[], object],
+    golden: str | Path,
+    at: str | Sequence[str],
+    *,
+    path: str | os.PathLike[str],
+    rows: str | Sequence[int] | None = None,
+    steps: str | Sequence[int] | None = None,
+    in_float64: bool = False,
+    mode: str | PlainMode = "eager",
+    **options: Any,
+) -> GraftedRun:
+    """Dump `program` to `path` while the ops `at` give golden's values in place of their own.
+
+        dumpcmp.graft(run, "d1", "layers.12.attn/softmax", path="d3")
+
+    `at` names ops or values, as for ``dumpcmp explain``, with commas or as a list; `rows` only some
+    indices of the first dim, and `steps` only some tokens. With `in_float64` an op's own result in
+    float64 stands in place of it. `options` are those of a dump. Gradients go through the op as
+    they would.
+    """
+    how = parse_mode(mode)
+    if how.name not in _MODES:
+        raise SelectionError(
+            f"graft cannot put values into --mode {how.name}: its kernels are compiled together",
+            hint=f"use one of {', '.join(_MODES)}; graft --all tells of compiled runs what it would "
+            "change",
+        )
+    names = at.split(",") if isinstance(at, str) else list(at)
+    tap = make_tap(steps)
+    places = dict(_places(Archive(golden), names, tap.selects_step, in_float64))
+    grafts = Grafts(places, _rows(rows))
+    dumped = dump(program, path, mode=how, grafts=grafts, **options)
+    if dumped.error is None and not grafts.done:
+        raise CaptureError(
+            f"nothing was put in place: the program did not call {_some(grafts.missing)}",
+            hint=f"dumpcmp show {dumped.path} lists what it did",
+        )
+    return GraftedRun(dumped, list(grafts.done.values()), grafts.missing)
+
+
+def _rows(rows: str | Sequence[int] | None) -> Sequence[int] | None:
+    if not isinstance(rows, str):
+        return rows
+    return [row for span in make_tap(rows).steps for row in span]
+
+
+def _places(
+    archive: Archive, names: Sequence[str], selects: Callable[[int], bool], in_float64: bool
+) -> Iterator[tuple[CallPlace, dict[str, LoadValue | None]]]:
+    """The calls that are named, and golden's value for each of their results."""
+    found: dict[CallPlace, dict[str, LoadValue | None]] = {}
+    outputs = [key for key in archive if key.slot.is_output]
+    for name in names:
+        keys = [key for key in outputs if names_key(key, name.strip())]
+        if not keys:
+            near = ", ".join(closest(name, sorted({key.op for key in outputs})))
+            raise SelectionError(
+                f"golden has no value called {name!r}", hint=f"closest: {near or 'none'}"
+            )
+        for key in keys:
+            made = _made_by_function(archive, key)
+            if selects(made.step):
+                load = None if in_float64 else partial(_of_golden, archive, made)
+                place = made.step, str(made.op), made.call
+                found.setdefault(place, {})[str(made.slot)] = load
+    yield from found.items()
+
+
+def _made_by_function(archive: Archive, key: Key) -> Key:
+    """The function's result that a module gives out."""
+    seen = {key}
+    while key.op.is_module:
+        first = archive[key].same_as
+        if first is None or first in seen or not first.slot.is_output:
+            raise SelectionError(
+                f"{key.op} is a module, and no op in it is known to give its {key.slot}",
+                hint="name the op: dumpcmp show lists them",
+            )
+        seen.add(first)
+        key = first
+    return key
+
+
+def _of_golden(archive: Archive, key: Key, own: Tensor) -> Tensor:
+    """Golden's value, in the part that this rank has."""
+    shards = {record.rank: record for record in archive.shards(key)}
+    rank = world().rank
+    like = [r for r in (rank, *shards) if r in shards and shards[r].shape == tuple(own.shape)]
+    if like:
+        return archive.tensor(shards[like[0]])
+    whole = archive.tensor(next(iter(shards.values())))
+    if len(shards) == 1 and (part := _part_like(whole, own)) is not None:
+        return part
+    raise CaptureError(
+        f"golden's {key.op} has shape {list(whole.shape)}, and the program's {list(own.shape)}",
+        hint="golden must be of the same ranks, or the value lie on them in whole parts of one dim",
+    )
+
+
+def _part_like(whole: Tensor, own: Tensor) -> Tensor | None:
+    """The part of `whole`, cut along one dim, that is by far the nearest to `own`."""
+    if whole.dim() != own.dim():
+        return None
+    cut = [d for d in range(whole.dim()) if whole.shape[d] != own.shape[d]]
+    if len(cut) != 1 or not own.shape[cut[0]] or whole.shape[cut[0]] % own.shape[cut[0]]:
+        return None
+    parts = whole.split(own.shape[cut[0]], cut[0])
+    near = own.detach().to("cpu", torch.float64)
+    apart = [float(torch.linalg.vector_norm(near - part.double())) for part in parts]
+    order = sorted(range(len(parts)), key=apart.__getitem__)
+    is_clear = apart[order[0]] <= _CLEAR * apart[order[1]]
+    return parts[order[0]] if is_clear else None
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return "; ".join(names[:most]) + more
