@@ -16,12 +16,11 @@ from torch import nn
 
 import dumpcmp
 from benchmarks.tables import Table
-from dumpcmp.archive.read.reader import Archive
-from dumpcmp.faults import Fault, on_output, planted
-from dumpcmp.grafting import GraftReport, graft_all
-from tests.laws.drawing import Drawn, Plan, drawn, exact, how_far, made, run
+from dumpcmp.faults import Fault, planted
+from dumpcmp.grafting import graft_all
+from tests.laws.drawing import Drawn, Plan, drawn, made, run
 from tests.laws.pieces import PIECES
-from tests.laws.trials import REACHES, TAMPERED, with_wrong_kernel
+from tests.laws.trials import REACHES, with_wrong_kernel
 
 PROGRAMS = "SEVERAL_FAULTS"  # how many programs
 KINDS = ("program", "start", "kernel")
@@ -97,11 +96,15 @@ def chosen(plan: Plan, golden: Path, draws: random.Random) -> tuple[OneOfSeveral
             if hit is not None:
                 found.append(OneOfSeveral(at, kind, f"{hit.name} at {hit.op}", hit))
                 continue
-        elif kind == "start" and next(built(plan, ()).get_submodule(f"p{at}").parameters(), None) is not None:
+        elif kind == "start" and has_weights(plan, at):
             found.append(OneOfSeveral(at, kind, "weight"))
             continue
         found.append(OneOfSeveral(at, "program", draws.choice(piece.faults)))
     return tuple(found)
+
+
+def has_weights(plan: Plan, at: int) -> bool:
+    return any(True for _ in built(plan, ()).get_submodule(f"p{at}").parameters())
 
 
 def kernel_in(plan: Plan, at: int, golden: Path, draws: random.Random) -> Fault | None:
@@ -196,8 +199,12 @@ def table() -> Table:
     for one in trials(number):
         if one.missed or one.others or not one.is_explained:
             told = "; ".join(map(str, one.faults))
-            print(f"{one.seed}: {told} | missed {list(map(str, one.missed))}, "
-                  f"others {one.others}, explained {one.is_explained}", file=sys.stderr, flush=True)
+            print(
+                f"{one.seed}: {told} | missed {list(map(str, one.missed))}, "
+                f"others {one.others}, explained {one.is_explained}",
+                file=sys.stderr,
+                flush=True,
+            )
         row = rows.setdefault(len(one.faults), [0] * 6)
         for at, count in enumerate((
             1, not one.missed, not one.missed_by_compare, len(one.others) == 0,
@@ -205,7 +212,8 @@ def table() -> Table:
         )):  # fmt: skip
             row[at] += int(count)
     rows[0] = [sum(each) for each in zip(*rows.values(), strict=True)]
-    listed = [[str(n) if n else "all", *map(str, row)] for n, row in sorted(rows.items(), key=lambda i: i[0] or 9)]
+    order = sorted(rows, key=lambda number: number or 9)
+    listed = [[str(n) if n else "all", *map(str, rows[n])] for n in order]
     return Table(
         "several_faults",
         ("faults", "programs", "all named", "all named by compare", "nothing else named",

@@ -27,7 +27,7 @@ def command(
     it the first divergence is meant. Exits as compare does.
     """
     from dumpcmp.comparing import compare
-    from dumpcmp.report.advice import repro_command
+    from dumpcmp.report.advice import graft_command, repro_command
     from dumpcmp.report.telling import meant, words_of
     from dumpcmp.report.terminal import Screen, plain
 
@@ -45,4 +45,8 @@ def command(
         console.print()
         command = repro_command(first, str(golden_path), str(my_path))
         console.print(plain(f"To attach it to a ticket: {command}"))
+        command = graft_command(str(golden_path), str(my_path))
+        console.print(
+            plain(f"What each fault costs, and whether anything else is wrong: {command}")
+        )
     return outcome.exit_code

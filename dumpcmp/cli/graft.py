@@ -26,7 +26,7 @@ from dumpcmp.nouns.errors import SelectionError
 @click.option("--mapping", type=PLACE,
               help="--all: YAML file: golden's name of an op to my name for it.")  # fmt: skip
 @click.option("--allow", metavar="WORD", multiple=True,
-              help="--all: a shortcut in arithmetic that my side took, as for compare.")  # fmt: skip
+              help="--all: a shortcut in arithmetic that mine took, as for compare.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace what PATH holds.")
 @click.option("--model", "factory", metavar="PKG:FUNC",
               help="Call the model that FUNC returns with its inputs.")  # fmt: skip
@@ -42,9 +42,9 @@ def command(
     """Say what would be if guilty ops were right.
 
     With --all MINE GOLDEN are two archives: each root is put right in float64, and its share of
-    the effects' difference is told, and what is left. Otherwise PROGRAM runs once more while golden's
-    values stand in place of what the ops --at gave, and the run is recorded in PATH. Exits as
-    compare does, or as dump does.
+    the effects' difference is told, and what is left. Otherwise PROGRAM runs once more while
+    golden's values stand in place of what the ops --at gave, and the run is recorded in PATH. Exits
+    as compare does, or as dump does.
     """
     if every:
         return graft_archives(program, mapping, token, allow)

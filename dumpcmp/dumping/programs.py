@@ -95,8 +95,15 @@ def dump(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         with capturing(
-            (), path, tap, mode, retention, dtype=dtype, overwrite=overwrite,
-            facts={"seed": seed}, grafts=grafts,
+            (),
+            path,
+            tap,
+            mode,
+            retention,
+            dtype=dtype,
+            overwrite=overwrite,
+            facts={"seed": seed},
+            grafts=grafts,
         ) as now:
             watch(now)
             error = certifying.run(now) if certifying else error_of(program)

@@ -84,7 +84,7 @@ class Evaluation:
                 self._found[spot] = self._value(kind, quantity)
                 continue
             if spot in begun:
-                raise DumpcmpError(f"what matches runs in circles: {kind} {quantity.application and quantity.application.name} " + str([(k, q.application and q.application.name) for k, q, r in waiting if r][-12:]))
+                raise DumpcmpError("what matches runs in circles")
             begun.add(spot)
             waiting.append((kind, quantity, True))
             waiting += [(*need, False) for need in self._needs(kind, quantity)]

@@ -57,7 +57,7 @@ class Grafts:
     suspects: Suspects
     effects: Sequence[EffectPair] = ()
     remarks: list[str] = field(default_factory=list)
-    _whole: dict[int, Tensor] = field(default_factory=dict)  # golden's, in the part that a rank has
+    _alone: dict[tuple[int, frozenset[int]], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         pairs = paired_effects(self.sides.golden, self.sides.target).pairs
@@ -87,7 +87,11 @@ class Grafts:
 
     def alone(self, one: Suspect, every: Sequence[Suspect]) -> float:
         """The same with `one` as it was, and all others put right."""
-        return self.apart(self.run([one], [other for other in every if other is not one]))
+        spot = id(one), frozenset(map(id, every))
+        if spot not in self._alone:
+            others = [other for other in every if other is not one]
+            self._alone[spot] = self.apart(self.run([one], others))
+        return self._alone[spot]
 
     def _distance(self, evaluation: Evaluation, pair: EffectPair) -> float:
         golden, target = (each.quantity for each in pair)
@@ -104,8 +108,8 @@ class Grafts:
         """What a rank, or a loop over tokens, has of `whole`."""
         own = target.tensor
         for dim, first, length, stride in Marginals(whole).slices_of(fingerprint(own)):
-            index = (slice(None),) * dim + (slice(first, first + (length - 1) * stride + 1, stride),)
-            return whole[index]
+            last = first + (length - 1) * stride
+            return whole[(slice(None),) * dim + (slice(first, last + 1, stride),)]
         return whole
 
 

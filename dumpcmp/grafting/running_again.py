@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.dumping.modes import PlainMode, parse_mode
 from dumpcmp.dumping.programs import Dumped, dump
 from dumpcmp.nouns.errors import CaptureError, SelectionError
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.selection import closest, make_tap, names_key
 from dumpcmp.nouns.spoken import counted
 from dumpcmp.taps.distributed.ranks import world
 from dumpcmp.taps.recording.grafts import CallPlace, Grafts, LoadValue
 
 _MODES = ("eager", "fx", "aten")
+_ALIKE = {"eager", "fx"}  # they name ops alike
 _CLEAR = 0.5  # times what the second nearest part is off: the nearest is meant
 
 
@@ -68,12 +69,12 @@ def graft(
     if how.name not in _MODES:
         raise SelectionError(
             f"graft cannot put values into --mode {how.name}: its kernels are compiled together",
-            hint=f"use one of {', '.join(_MODES)}; graft --all tells of compiled runs what it would "
-            "change",
+            hint=f"use one of {', '.join(_MODES)}; graft --all takes compiled runs, too",
         )
     names = at.split(",") if isinstance(at, str) else list(at)
     tap = make_tap(steps)
-    places = dict(_places(Archive(golden), names, tap.selects_step, in_float64))
+    naming = _Naming(Archive(golden), how.name, in_float64)
+    places = naming.places(names, tap.selects_step)
     grafts = Grafts(places, _rows(rows))
     dumped = dump(program, path, mode=how, grafts=grafts, **options)
     if dumped.error is None and not grafts.done:
@@ -90,41 +91,67 @@ def _rows(rows: str | Sequence[int] | None) -> Sequence[int] | None:
     return [row for span in make_tap(rows).steps for row in span]
 
 
-def _places(
-    archive: Archive, names: Sequence[str], selects: Callable[[int], bool], in_float64: bool
-) -> Iterator[tuple[CallPlace, dict[str, LoadValue | None]]]:
-    """The calls that are named, and golden's value for each of their results."""
-    found: dict[CallPlace, dict[str, LoadValue | None]] = {}
-    outputs = [key for key in archive if key.slot.is_output]
-    for name in names:
-        keys = [key for key in outputs if names_key(key, name.strip())]
+@dataclass(frozen=True)
+class _Naming:
+    """Which calls of a program are meant by names of golden's values."""
+
+    archive: Archive
+    mode: str  # of the program's run
+    in_float64: bool
+
+    def places(
+        self, names: Sequence[str], selects: Callable[[int], bool]
+    ) -> dict[CallPlace, dict[str, LoadValue | None]]:
+        """The calls, and golden's value for each of their results."""
+        found: dict[CallPlace, dict[str, LoadValue | None]] = {}
+        for name in names:
+            for key in filter(lambda key: selects(key.step), self._named(name.strip())):
+                here = self._in_program(key)
+                load = None if self.in_float64 else partial(_of_golden, self.archive, key)
+                found.setdefault((here.step, str(here.op), here.call), {})[str(here.slot)] = load
+        return found
+
+    def _named(self, name: str) -> list[Key]:
+        outputs = [key for key in self.archive if key.slot.is_output]
+        keys = [key for key in outputs if names_key(key, name)]
         if not keys:
             near = ", ".join(closest(name, sorted({key.op for key in outputs})))
             raise SelectionError(
                 f"golden has no value called {name!r}", hint=f"closest: {near or 'none'}"
             )
-        for key in keys:
-            made = _made_by_function(archive, key)
-            if selects(made.step):
-                load = None if in_float64 else partial(_of_golden, archive, made)
-                place = made.step, str(made.op), made.call
-                found.setdefault(place, {})[str(made.slot)] = load
-    yield from found.items()
+        return keys
 
+    def _in_program(self, key: Key) -> Key:
+        """The call of the program that gives what golden's `key` names."""
+        is_alike = any({self.mode, other} <= _ALIKE or self.mode == other for other in self._modes)
+        if key.op.is_module and (self.mode == "fx" or key.op == ROOT):
+            return self._by_function(key)
+        if key.op.is_module or is_alike:
+            return key
+        for other in self.archive:
+            is_around = other.op == key.op.module and other.slot.is_output
+            if is_around and other.step == key.step and self.archive[other].same_as == key:
+                return other
+        raise SelectionError(
+            f"golden was dumped in mode {', '.join(self._modes)}, and names its ops otherwise than "
+            f"mode {self.mode}",
+            hint=f"name a module, or dump golden with --mode {self.mode}",
+        )
 
-def _made_by_function(archive: Archive, key: Key) -> Key:
-    """The function's result that a module gives out."""
-    seen = {key}
-    while key.op.is_module:
-        first = archive[key].same_as
-        if first is None or first in seen or not first.slot.is_output:
+    @cached_property
+    def _modes(self) -> list[str]:
+        runs = [facts.get("run", {}) for facts in self.archive.run.values()]
+        return sorted({str(run.get("mode", "")) for run in runs})
+
+    def _by_function(self, key: Key) -> Key:
+        """The function's result that a module gives out."""
+        first = self.archive[key].same_as
+        if first is None or not first.slot.is_output or first.op.is_module:
             raise SelectionError(
                 f"{key.op} is a module, and no op in it is known to give its {key.slot}",
                 hint="name the op: dumpcmp show lists them",
             )
-        seen.add(first)
-        key = first
-    return key
+        return first
 
 
 def _of_golden(archive: Archive, key: Key, own: Tensor) -> Tensor:
@@ -150,7 +177,7 @@ def _part_like(whole: Tensor, own: Tensor) -> Tensor | None:
     cut = [d for d in range(whole.dim()) if whole.shape[d] != own.shape[d]]
     if len(cut) != 1 or not own.shape[cut[0]] or whole.shape[cut[0]] % own.shape[cut[0]]:
         return None
-    parts = whole.split(own.shape[cut[0]], cut[0])
+    parts = torch.split(whole, own.shape[cut[0]], cut[0])
     near = own.detach().to("cpu", torch.float64)
     apart = [float(torch.linalg.vector_norm(near - part.double())) for part in parts]
     order = sorted(range(len(parts)), key=apart.__getitem__)

@@ -16,13 +16,15 @@ from torch import Tensor
 from dumpcmp.grafting.evaluation import Decision, Evaluation, Faults
 from dumpcmp.grafting.exact_sides import ExactSides, WrongCall
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.key import Op
+from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.row import Row
 from dumpcmp.replay.arguments import read_arguments
 from dumpcmp.replay.listed import function_named
 from dumpcmp.replay.rating import run
 from dumpcmp.replay.running import fitted
 from dumpcmp.shadows.fingerprints import same_elements
+from dumpcmp.shadows.kernel_checks import check_kernels
+from dumpcmp.shadows.plain_arguments import plain_arguments
 from dumpcmp.shadows.program import Node, ValueId
 from dumpcmp.shadows.quantities import Quantity
 from dumpcmp.shadows.shadow import Shadow
@@ -109,6 +111,8 @@ class Suspects:
         node, quantity = wrong.node, shadow.quantity(wrong.value)
         if not wrong.is_golden and self.sides.bridged(wrong.value):
             return  # it has no program of its own
+        if not self._is_kernel(wrong, shadow):
+            return
         try:
             offset = self._error_of(shadow, node, wrong.value)
         except DumpcmpError as error:
@@ -119,6 +123,20 @@ class Suspects:
             Suspect(kind, call.op, call.call, node.rank, call.order, wrong.row.reason,
                     offsets={id(quantity): offset})
         )  # fmt: skip
+
+    def _is_kernel(self, wrong: WrongCall, shadow: Shadow) -> bool:
+        """Whether the call itself went wrong, and is not only another than the other side's."""
+        keys = wrong.row.golden_key, wrong.row.target_key
+        asked = {
+            (node.call.target, plain_arguments(node.call.arguments))
+            for side, key in zip((self._golden, self._target), keys, strict=True)
+            for node in side.program.nodes
+            if key is not None and (node.call.op, node.call.call) == (key.op, key.call)
+        }
+        if len(asked) == 1:
+            return True
+        found = check_kernels(shadow.archive, shadow.program, [wrong.node])
+        return any(each.wrong for each in found)
 
     def _error_of(self, shadow: Shadow, node: Node, value: ValueId) -> Tensor:
         """What a call gave more than it should have, on what it was given in the run."""
@@ -139,8 +157,8 @@ class Suspects:
         """The run with the errors of kernels that are known so far."""
         if shadow is self._golden:
             return Evaluation(self.sides, Faults())
-        known = [each.offsets for each in self.found.values()]
-        return Evaluation(self.sides, Faults(offsets={k: v for each in known for k, v in each.items()}))
+        offsets = {k: v for each in self.found.values() for k, v in each.offsets.items()}
+        return Evaluation(self.sides, Faults(offsets=offsets))
 
     # programs
 
@@ -201,9 +219,13 @@ class Suspects:
         places = [{(node.call.op, node.call.call) for node in nodes} for nodes in (golden, target)]
         for row in self.rows:
             keys = row.golden_key, row.target_key
-            if row.root and row.verdict.fails and any(
-                key is not None and (key.op, key.call) in some
-                for key, some in zip(keys, places, strict=True)
+            if (
+                row.root
+                and row.verdict.fails
+                and any(
+                    key is not None and (key.op, key.call) in some
+                    for key, some in zip(keys, places, strict=True)
+                )
             ):
                 return row
         return None
@@ -229,22 +251,40 @@ class Suspects:
         one, other = self._golden.quantity(ours), self._target.quantity(theirs)
         if same_elements(one.tensor, other.tensor):
             return
-        key, record = theirs.key, self._target.record(theirs)
+        key, record = self._first_name(theirs) or theirs.key, self._target.record(theirs)
+        is_old = not self.is_first and self._first_name(theirs) is not None
         replaced = frozenset((id(other),))
         name = key.op if not key.slot.is_weight else Op(f"{key.op}.{key.slot.name}")
         kind, reason = RootKind.START, "it holds other numbers than golden's"
-        is_root = any(row.root and row.verdict.fails and row.target_key == key for row in self.rows)
+        is_root = any(
+            row.root and row.verdict.fails and row.target_key == theirs.key for row in self.rows
+        )
         if key.slot.is_gradient:
-            kind, name, reason = RootKind.OUTSIDE, Op("gradients"), "the loss handed back other gradients"
+            kind, name, reason = (
+                RootKind.OUTSIDE,
+                Op("gradients"),
+                "the loss handed back other gradients",
+            )
         elif _are_rounded(one, self._golden.record(ours).dtype, other, record.dtype):
             kind, name = RootKind.DTYPE, Op("start")
             reason = f"golden has {self._golden.record(ours).dtype}, and mine {record.dtype}"
-        elif not self.is_first and not is_root:
+        elif not self.is_first and not is_root and not is_old:
             kind, name = RootKind.CARRIED, Op("start")
             reason = "what the token before left in weights, buffers and caches"
         call = 0 if kind is not RootKind.START else key.call
         rank = theirs.rank if kind is RootKind.START else 0
         self._add(Suspect(kind, name, call, rank, record.order, reason, replaced))
+
+    def _first_name(self, value: ValueId) -> Key | None:
+        """What a weight is called, if no recorded token has changed it."""
+        archive, key = self._target.archive, value.key
+        first = Key(key.model, archive.steps(key.model)[0], key.op, key.call, key.slot)
+        if first not in archive:
+            return None
+        digests = {shard.digest for shard in archive.shards(first) if shard.rank == value.rank}
+        named = archive.shards(first)[0].same_as or first
+        is_same = digests == {self._target.record(value).digest}
+        return named if is_same and named.slot.is_weight else None
 
     def _add_decision(self, ours: ValueId, theirs: ValueId) -> None:
         one, other = self._golden.quantity(ours), self._target.quantity(theirs)

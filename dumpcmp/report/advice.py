@@ -30,6 +30,7 @@ def _about(first: Row, golden: str, mine: str) -> Iterator[tuple[str, str]]:
     yield _line("dumpcmp", "explain", mine, golden, value), "all that is known of that value"
     if not key.op.is_effect:
         yield repro_command(first, golden, mine), "the fault alone, to attach to a ticket"
+    yield graft_command(golden, mine), "what each fault costs, and whether anything else is wrong"
     if first.target_key is not None:
         op = first.target_key.op
         yield _line("dumpcmp", "show", mine, op, "--values"), "what my side took and gave there"
@@ -45,6 +46,11 @@ def repro_command(row: Row, golden: str, mine: str) -> str:
     """What cuts the fault of `row` out."""
     value = f"{row.key.op}#{row.key.call} {row.key.slot}"
     return _line("dumpcmp", "repro", mine, golden, value, "--path", "repro")
+
+
+def graft_command(golden: str, mine: str) -> str:
+    """What puts all roots right, and measures what that changes."""
+    return _line("dumpcmp", "graft", "--all", mine, golden)
 
 
 def _line(*words: str) -> str:

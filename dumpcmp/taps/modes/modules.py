@@ -51,8 +51,8 @@ from dumpcmp.taps.modes.warning_places import warnings_as_uncaptured
 from dumpcmp.taps.recording.changed_inputs import GivenArguments, given_to, put_changed
 from dumpcmp.taps.recording.end_state import put_state, put_state_of
 from dumpcmp.taps.recording.gradients import Watches
-from dumpcmp.taps.recording.last_look import LastLook, ModuleWeights
 from dumpcmp.taps.recording.grafts import Grafts
+from dumpcmp.taps.recording.last_look import LastLook, ModuleWeights
 from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder
@@ -464,11 +464,14 @@ class ModuleCapture:
 
     def _end_module(
         self, step: Step, calling: _Calling, result: Any, error: BaseException | None
-    ) -> None:
+    ) -> Instead | None:
         with HOLD:
             step.scopes.close_to(calling.depth)
             if error is not None or calling.call is None:
-                return
+                return None
+            own = result
+            if step.grafts is not None and isinstance(calling.call, Call):
+                result = step.grafts.of_module(calling.call, result)
             try:
                 self.exit(step, calling.call, result)
                 _, scope, module, args, kwargs, call = calling
@@ -477,6 +480,7 @@ class ModuleCapture:
                         step.routine.learn_module(scope, module, args, kwargs, call, result)
             except Exception as trouble:
                 self.recorder.give_up(trouble)
+            return None if result is own else (result,)
 
     def _slowly(self, step: Step, module: nn.Module, run: Callable[..., Any]) -> Any:
         """What calls a module whose call is not known."""

@@ -76,6 +76,18 @@ class Grafts:
 
         return grafted
 
+    def of_module(self, call: Call, result: Any) -> Any:
+        """What a module gives: other values, if it is one of those that are replaced."""
+        if not self.has(call.step, call.op, call.call):
+            return result
+        found: dict[int, Tensor] = {}
+        with DisableTorchFunction(), DisableTorchDispatch():
+            for slot, own in slots_of("output", result):
+                other = self._other(call, slot, own, {})
+                if other is not None:
+                    found[id(own)] = _replaced(call, own, other, True, False)
+            return _with(result, found)
+
     def _in_float64(
         self, func: Callable[..., Any], call: Call, args: Any, kwargs: Any
     ) -> Mapping[str, Tensor]:
@@ -95,6 +107,11 @@ class Grafts:
         if slot not in wanted:
             return None
         load = wanted[slot]
+        if load is None and slot not in again:
+            raise CaptureError(
+                f"{call.op} is a module: only ops can be run in float64",
+                hint="name an op in it, or leave --float64 out",
+            )
         other = again[slot] if load is None else load(own)
         other = other.to(own.device, own.dtype).reshape(own.shape)
         if self.rows is not None:
@@ -153,6 +170,6 @@ def _version(tensor: Tensor) -> int:
 
 def _memory(tensor: Tensor) -> int:
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):  # it has no storage of its own
         return id(tensor)
