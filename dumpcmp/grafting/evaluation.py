@@ -18,11 +18,11 @@ from dumpcmp.shadows.quantities import Application, Quantity
 
 _OWN, _GRAFTED, _GOLDEN = range(3)  # the target's program, golden's calls in it, and golden's alone
 _TIES = 0.05  # of the elements of a choice: rounding decides on those
-Spot = tuple[int, int]  # one of these, and the id of a quantity
+EvaluatedAt = tuple[int, int]  # one of these, and the id of a quantity
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decision:
+class RecordedChoice:
     """A call of either side that chooses by numbers, such as the experts of a token."""
 
     inputs: Mapping[str, Quantity]
@@ -46,7 +46,7 @@ class Faults:
     replaced: frozenset[int] = frozenset()  # the target's, in place of which golden's op runs
     bridged: frozenset[int] = frozenset()  # the target's, whose own op cannot be run: golden's does
     offsets: Mapping[int, Tensor] = field(default_factory=dict)  # what a call gave too much
-    decisions: Mapping[int, Decision] = field(default_factory=dict)  # by id of either side's
+    choices: Mapping[int, RecordedChoice] = field(default_factory=dict)  # by id of either side's
 
 
 @dataclass(eq=False)
@@ -56,8 +56,8 @@ class Evaluation:
     sides: ExactSides
     faults: Faults
     dtypes: Mapping[int, torch.dtype] = field(default_factory=dict)  # round results to these
-    _found: dict[Spot, Tensor] = field(default_factory=dict)
-    _applied: dict[Spot, Mapping[str, Tensor]] = field(default_factory=dict)
+    _found: dict[EvaluatedAt, Tensor] = field(default_factory=dict)
+    _applied: dict[EvaluatedAt, Mapping[str, Tensor]] = field(default_factory=dict)
 
     def target(self, quantity: Quantity) -> Tensor:
         """What the target's program gives."""
@@ -74,7 +74,7 @@ class Evaluation:
     def _evaluate(self, kind: int, last: Quantity) -> Tensor:
         asked = kind
         waiting = [(kind, last, False)]
-        begun: set[Spot] = set()
+        begun: set[EvaluatedAt] = set()
         while waiting:
             kind, quantity, is_ready = waiting.pop()
             spot = kind, id(quantity)
@@ -94,7 +94,7 @@ class Evaluation:
         made = quantity.application
         if kind == _OWN and self._is_grafted(quantity):
             yield _GRAFTED, self.sides.matched[id(quantity)]
-        elif kind != _GOLDEN and (chosen := self.faults.decisions.get(id(quantity))) is not None:
+        elif kind != _GOLDEN and (chosen := self.faults.choices.get(id(quantity))) is not None:
             yield from (self._taken(kind, each) for each in chosen.inputs.values())
         elif made is not None and not made.problem:
             for slot, each in made.inputs.items():
@@ -121,7 +121,7 @@ class Evaluation:
         if kind == _OWN and self._is_grafted(quantity):
             other = self._found[_GRAFTED, id(self.sides.matched[id(quantity)])]
             found = _in_shape_of(quantity, other)
-        elif kind != _GOLDEN and (chosen := self.faults.decisions.get(id(quantity))) is not None:
+        elif kind != _GOLDEN and (chosen := self.faults.choices.get(id(quantity))) is not None:
             found = self._chosen(kind, quantity, chosen)
         else:
             found = self._computed(kind, quantity)
@@ -130,7 +130,7 @@ class Evaluation:
         dtype = self.dtypes.get(id(quantity)) if kind != _GRAFTED else None
         return found if dtype is None else found.to(dtype).to(found.dtype)
 
-    def _chosen(self, kind: int, quantity: Quantity, decision: Decision) -> Tensor:
+    def _chosen(self, kind: int, quantity: Quantity, decision: RecordedChoice) -> Tensor:
         places = {slot: self._taken(kind, each) for slot, each in decision.inputs.items()}
         given = {slot: self._found[k, id(each)] for slot, (k, each) in places.items()}
         if all(given[slot] is each.tensor for slot, each in decision.inputs.items()):

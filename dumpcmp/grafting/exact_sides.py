@@ -16,33 +16,41 @@ from dumpcmp.nouns.value import DTYPES, Kind
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.kernel_checks import load_value
 from dumpcmp.shadows.program import Node, Program, ValueId
+from dumpcmp.shadows.proving import StepOfModel
 from dumpcmp.shadows.quantities import Application, Book, Quantity
 from dumpcmp.shadows.shadow import Choices, Shadow, identity
 from dumpcmp.shadows.starting import Start
 from dumpcmp.shadows.together import read_program
 
-StepOfModel = tuple[str, int]
 TakenAt = tuple[int, str]  # id of an application, and a slot of it
 
 _MOST_BYTES = 1 << 31  # of both runs in float64
 
 
-class ApartBook(Book):
-    """A Book that shares nothing of the calls named `apart`, so that each can be changed alone."""
+class CallBook(Book):
+    """A Book that shares nothing between two calls of a run, so that each can be changed alone.
+
+    What both runs compute in calls of one name is shared, but for those that stand `apart`.
+    """
 
     def __init__(self, apart: frozenset[str]) -> None:
         super().__init__()
         self.apart, self.side = apart, "target"
+        self._asked: dict[Hashable, Mapping[str, Quantity]] = {}
 
     def computed(
         self, expression: Hashable, application: Callable[[], Application]
     ) -> Mapping[str, Quantity]:
-        """What an operation gives, by slot; each time anew for calls that stand apart."""
-        if not self.apart:
-            return super().computed(expression, application)
+        """What an operation gives, by slot; for each call by itself."""
         made = application()
-        own = (expression, self.side) if made.name in self.apart else expression
-        return super().computed(own, lambda: made)
+        side = self.side if made.name in self.apart else ""
+        found = super().computed((expression, made.name, side), lambda: made)
+        self._asked[expression] = found
+        return found
+
+    def known(self, expression: Hashable) -> Mapping[str, Quantity] | None:
+        """What an operation gives, if any call has asked for it."""
+        return self._asked.get(expression)
 
 
 class WrongCall(NamedTuple):
@@ -73,11 +81,15 @@ class ExactSides:
         return golden if id(golden) in self.own else self.counterparts.get(id(golden))
 
     def bridged(self, value: ValueId) -> bool:
-        """Whether a call of the target's made it that cannot be run, so that it is as recorded."""
-        node, quantity = self.target.program.producers.get(value), self.target.quantity(value)
+        """Whether the target's own call is not known, or cannot be run, and golden's can."""
+        quantity = self.target.quantity(value)
+        if not _is_float(self.target, value):
+            return False
+        if quantity.application is not None:
+            return quantity.is_bridge
+        node, golden = self.target.program.producers.get(value), self.matched.get(id(quantity))
         is_made = node is not None and bool(node.takes)
-        is_float = _is_float(self.target, value)
-        return is_made and is_float and (quantity.application is None or quantity.is_bridge)
+        return is_made or (golden is not None and golden.application is not None)
 
 
 def exact_sides(
@@ -95,7 +107,7 @@ def exact_sides(
         if programs[0].records[golden].digest != programs[1].records[target].digest
     )
     wrong = [found for row in rows for found in _wrong_calls(row, *programs)]
-    book, choices = ApartBook(frozenset(str(each.node) for each in wrong)), Choices()
+    book, choices = CallBook(frozenset(str(each.node) for each in wrong)), Choices()
     start = Start(book)
     start.know("golden", programs[0])
     start.know("target", programs[1])

@@ -10,14 +10,16 @@ from typing import Any
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing import compare
-from dumpcmp.grafting.exact_sides import StepOfModel, exact_sides
-from dumpcmp.grafting.measuring_roots import EXACT, Measured, MeasuredRoot, measured
+from dumpcmp.grafting.exact_sides import exact_sides
+from dumpcmp.grafting.measuring_roots import EXACT, MeasuredRoot, MeasuredStep, measured
 from dumpcmp.grafting.suspects import Suspects
+from dumpcmp.judge.tolerances import QUANTISED
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row
 from dumpcmp.nouns.spoken import counted
+from dumpcmp.shadows.proving import StepOfModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,18 +110,29 @@ class GraftReport:
 
 
 def graft_all(
-    mine: str | Path, golden: str | Path, *, outcome: Outcome | None = None, **comparison: Any
+    mine: str | Path,
+    golden: str | Path,
+    *,
+    by_layer: bool | None = None,
+    outcome: Outcome | None = None,
+    **comparison: Any,
 ) -> GraftReport:
     """Say of each root of `mine` how much of the effects' difference goes away without it.
 
-    Both recorded programs are run again in float64; the program itself is not run. An `outcome`
-    that is at hand spares the comparison; `comparison` are options of `compare`.
+    Both recorded programs are run again in float64; the program itself is not run. With `by_layer`,
+    which is the default where `allow` declares that mine is quantised, all that differs in a module
+    is put right at once. An `outcome` that is at hand spares the comparison; `comparison` are
+    options of `compare`.
 
         print(dumpcmp.graft_all("d2", "d1").text)
     """
     found = compare(golden, mine, **comparison) if outcome is None else outcome
     archives = Archive(golden), Archive(mine)
-    steps = [_step(archives, pair, found) for pair in _differing(found)]
+    allowed = comparison.get("allow", ())
+    words = (allowed,) if isinstance(allowed, str) else tuple(allowed)
+    is_quantised = not QUANTISED.keys().isdisjoint(words)
+    joins = is_quantised if by_layer is None else by_layer
+    steps = [_step(archives, pair, found, joins) for pair in _differing(found)]
     return GraftReport(found, steps)
 
 
@@ -145,7 +158,10 @@ def _differs(row: Row) -> bool:
 
 
 def _step(
-    archives: tuple[Archive, Archive], steps: tuple[StepOfModel, StepOfModel], outcome: Outcome
+    archives: tuple[Archive, Archive],
+    steps: tuple[StepOfModel, StepOfModel],
+    outcome: Outcome,
+    by_layer: bool,
 ) -> GraftedStep:
     rows = [
         row for row in outcome.rows
@@ -156,7 +172,7 @@ def _step(
         _check_whole(archive)
     is_first = steps[1][1] == min(archives[1].steps(steps[1][0]))
     sides = exact_sides(archives, steps, rows)
-    return _told(steps[0][1], measured(Suspects(sides, rows, is_first).find()))
+    return _told(steps[0][1], measured(Suspects(sides, rows, is_first).find(), by_layer))
 
 
 def _check_whole(archive: Archive) -> None:
@@ -169,7 +185,7 @@ def _check_whole(archive: Archive) -> None:
             )
 
 
-def _told(step: int, found: Measured) -> GraftedStep:
+def _told(step: int, found: MeasuredStep) -> GraftedStep:
     roots = [_root(step, each, found) for each in found.roots]
     roots.sort(key=lambda root: (-root.gone, -root.alone))
     return GraftedStep(
@@ -178,7 +194,7 @@ def _told(step: int, found: Measured) -> GraftedStep:
     )  # fmt: skip
 
 
-def _root(step: int, one: MeasuredRoot, found: Measured) -> GraftedRoot:
+def _root(step: int, one: MeasuredRoot, found: MeasuredStep) -> GraftedRoot:
     each = one.suspect
     return GraftedRoot(
         step, each.op, each.call, each.rank, each.kind.value, each.reason,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dumpcmp.grafting.evaluation import Evaluation, Faults, distance, together
 from dumpcmp.grafting.exact_sides import ExactSides
-from dumpcmp.grafting.suspects import RootKind, Suspect, Suspects, all_suspects
+from dumpcmp.grafting.suspects import RootKind, Suspect, Suspects, all_suspects, by_layer
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.shadows.fingerprints import fingerprint
 from dumpcmp.shadows.program import ValueId
@@ -36,7 +36,7 @@ class MeasuredRoot:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Measured:
+class MeasuredStep:
     """The roots of a step, and the effects' difference with all of them and with none."""
 
     roots: Sequence[MeasuredRoot]
@@ -51,7 +51,7 @@ class Measured:
 
 
 @dataclass(eq=False)
-class Grafts:
+class GraftedEffects:
     """Runs both programs of a step with some suspects put right."""
 
     suspects: Suspects
@@ -78,7 +78,7 @@ class Grafts:
                   if each.kind is RootKind.UNSEEN}  # fmt: skip
         offsets = {id_: off for each in wrong for id_, off in each.offsets.items()}
         replaced = frozenset(id_ for each in right for id_ in each.replaced)
-        faults = Faults(replaced, frozenset(unseen), offsets, self.suspects.decisions)
+        faults = Faults(replaced, frozenset(unseen), offsets, self.suspects.choices)
         return Evaluation(self.sides, faults, dtypes or {})
 
     def apart(self, evaluation: Evaluation) -> float:
@@ -113,10 +113,11 @@ class Grafts:
         return whole
 
 
-def measured(suspects: Suspects) -> Measured:
+def measured(suspects: Suspects, is_by_layer: bool = False) -> MeasuredStep:
     """Measure the suspects of a step, and drop those that no effect depends on."""
-    grafts = Grafts(suspects)
+    grafts = GraftedEffects(suspects)
     every = list(all_suspects(suspects))
+    every = by_layer(every) if is_by_layer else every
     as_run = grafts.run(every, ())
     total = grafts.apart(as_run)
     kept = _that_matter(grafts, every)
@@ -133,14 +134,14 @@ def measured(suspects: Suspects) -> Measured:
     told = [*suspects.remarks, *grafts.remarks]
     if len(kept) > _MOST:
         told.append(f"the first {_MOST} of {len(kept)} roots were measured")
-    return Measured(
+    return MeasuredStep(
         roots, total, left, _left_at(grafts, right) if left > EXACT else "",
         _recorded(grafts, grafts.run(kept, ())), _rounding(grafts, kept),
         len(grafts.effects), len(every) - len(kept), list(dict.fromkeys(told)),
     )  # fmt: skip
 
 
-def _that_matter(grafts: Grafts, every: Sequence[Suspect]) -> list[Suspect]:
+def _that_matter(grafts: GraftedEffects, every: Sequence[Suspect]) -> list[Suspect]:
     """The suspects without which, all others put right, an effect would be another.
 
     A place that only looks wrong, such as a value that does not match after all, leaves more of a
@@ -157,7 +158,7 @@ def _that_matter(grafts: Grafts, every: Sequence[Suspect]) -> list[Suspect]:
     return [each for each in kept if abs(grafts.alone(each, kept) - left) > EXACT]
 
 
-def _left_at(grafts: Grafts, right: Evaluation) -> str:
+def _left_at(grafts: GraftedEffects, right: Evaluation) -> str:
     """The first value of the target that is not golden's, though all roots are put right."""
     sides = grafts.sides
     for ours, theirs in sides.values:
@@ -171,7 +172,7 @@ def _left_at(grafts: Grafts, right: Evaluation) -> str:
     return ""
 
 
-def _recorded(grafts: Grafts, as_run: Evaluation) -> float:
+def _recorded(grafts: GraftedEffects, as_run: Evaluation) -> float:
     """What the recorded effects differ in more than the runs in float64 do."""
     found = []
     for its, mine in grafts.effects:
@@ -185,7 +186,7 @@ def _recorded(grafts: Grafts, as_run: Evaluation) -> float:
     return together(found)
 
 
-def _rounding(grafts: Grafts, kept: Sequence[Suspect]) -> float:
+def _rounding(grafts: GraftedEffects, kept: Sequence[Suspect]) -> float:
     """How far effects are off if each result is rounded to the dtype that it was recorded in."""
     dtypes: dict[int, torch.dtype] = {}
     for shadow in (grafts.sides.golden, grafts.sides.target):

@@ -20,7 +20,7 @@ from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.selection import closest, make_tap, names_key
 from dumpcmp.nouns.spoken import counted
 from dumpcmp.taps.distributed.ranks import world
-from dumpcmp.taps.recording.grafts import CallPlace, Grafts, LoadValue
+from dumpcmp.taps.recording.grafts import GraftedCall, Grafts, ValueInPlace
 
 _MODES = ("eager", "fx", "aten")
 _ALIKE = {"eager", "fx"}  # they name ops alike
@@ -101,9 +101,9 @@ class _Naming:
 
     def places(
         self, names: Sequence[str], selects: Callable[[int], bool]
-    ) -> dict[CallPlace, dict[str, LoadValue | None]]:
+    ) -> dict[GraftedCall, dict[str, ValueInPlace | None]]:
         """The calls, and golden's value for each of their results."""
-        found: dict[CallPlace, dict[str, LoadValue | None]] = {}
+        found: dict[GraftedCall, dict[str, ValueInPlace | None]] = {}
         for name in names:
             for key in filter(lambda key: selects(key.step), self._named(name.strip())):
                 here = self._in_program(key)

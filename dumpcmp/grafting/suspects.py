@@ -13,7 +13,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from dumpcmp.grafting.evaluation import Decision, Evaluation, Faults
+from dumpcmp.grafting.evaluation import Evaluation, Faults, RecordedChoice
 from dumpcmp.grafting.exact_sides import ExactSides, WrongCall
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key, Op
@@ -57,6 +57,12 @@ class Suspect:
     offsets: Mapping[int, Tensor] = field(default_factory=dict)  # by id of either side's
 
     @property
+    def layer(self) -> str:
+        """The module that it is in."""
+        is_weight = self.kind is RootKind.START and self.op.is_module
+        return self.op.rpartition(".")[0] if is_weight else self.op.module
+
+    @property
     def name(self) -> str:
         """The call, and its rank."""
         return f"{self.op}#{self.call}" + (f" on rank {self.rank}" if self.rank else "")
@@ -76,16 +82,15 @@ class Suspects:
     is_first: bool  # no token before it was recorded
     found: dict[tuple[object, ...], Suspect] = field(default_factory=dict)
     bridged: dict[int, Tensor] = field(default_factory=dict)  # ids, and what they gave too much
-    decisions: dict[int, Decision] = field(default_factory=dict)
+    choices: dict[int, RecordedChoice] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
     def find(self) -> Suspects:
         """Look at every value that matches one of golden's."""
-        for ours, theirs in self.sides.values:
-            self._add_decision(ours, theirs)
+        self._add_choices()
         for wrong in self.sides.wrong:
             self._add_kernel(wrong)
-        clean = Evaluation(self.sides, Faults(decisions=self.decisions))
+        clean = Evaluation(self.sides, Faults(choices=self.choices))
         for ours, theirs in self.sides.values:
             self._look_at(ours, theirs, clean)
         return self
@@ -172,7 +177,7 @@ class Suspects:
                 self._add_bridge(ours, theirs)
             elif node is None or (other.application is None and not node.takes):
                 self._add_leaf(ours, theirs)
-            elif other.application is not None or id(other) in self.decisions:
+            elif other.application is not None or id(other) in self.choices:
                 wanted = clean.grafted(one)
                 if not same_elements(wanted.reshape(other.tensor.shape), other.tensor):
                     self._add_program(ours, theirs)
@@ -238,13 +243,16 @@ class Suspects:
         wanted = run.grafted(self._golden.quantity(ours)).reshape(other.tensor.shape)
         offset = other.tensor - wanted
         self.bridged[id(other)] = offset
-        node = self._target.program.producers[theirs]
+        node = self._target.program.producers.get(theirs)
         size = float(torch.linalg.vector_norm(offset) / torch.linalg.vector_norm(wanted))
         reason = f"it is {size:.2g} off what golden's call gives on the same inputs"
-        kind, call = RootKind.UNSEEN, node.call
+        place = theirs.key if node is None else node.call
+        order = self._target.record(theirs).order
         self._add(
-            Suspect(kind, call.op, call.call, node.rank, call.order, reason,
-                    offsets={id(other): offset})
+            Suspect(
+                RootKind.UNSEEN, place.op, place.call, theirs.rank, order, reason,
+                offsets={id(other): offset},
+            )
         )  # fmt: skip
 
     def _add_leaf(self, ours: ValueId, theirs: ValueId) -> None:
@@ -286,20 +294,27 @@ class Suspects:
         is_same = digests == {self._target.record(value).digest}
         return named if is_same and named.slot.is_weight else None
 
-    def _add_decision(self, ours: ValueId, theirs: ValueId) -> None:
-        one, other = self._golden.quantity(ours), self._target.quantity(theirs)
-        if one is other or one.tensor.is_floating_point():
-            return
-        for shadow, value in ((self._target, theirs), (self._golden, ours)):
-            made = _choice(shadow, value, (other, one))
-            if made is not None:
-                self.decisions[id(shadow.quantity(value))] = made
+    def _add_choices(self) -> None:
+        """All calls that choose, so that what they take decides again."""
+        pairs = {theirs: ours for ours, theirs in self.sides.values}
+        for theirs in self._target.program.producers:
+            other = self._target.quantity(theirs)
+            if theirs not in pairs:
+                made = _choice(self._target, theirs, ())
+                self.choices |= {id(other): made} if made is not None else {}
+                continue
+            one = self._golden.quantity(pairs[theirs])
+            for shadow, value in ((self._target, theirs), (self._golden, pairs[theirs])):
+                made = None if one is other else _choice(shadow, value, (other, one))
+                self.choices |= {id(shadow.quantity(value)): made} if made is not None else {}
 
 
-def _choice(shadow: Shadow, value: ValueId, recorded: Sequence[Quantity]) -> Decision | None:
+def _choice(shadow: Shadow, value: ValueId, recorded: Sequence[Quantity]) -> RecordedChoice | None:
     """The call that chose a value, to be run on other numbers."""
     node, quantity = shadow.program.producers.get(value), shadow.quantity(value)
     if node is None or node.own is not None or not node.takes or quantity.application is not None:
+        return None
+    if quantity.tensor.is_floating_point() or quantity.tensor.is_complex():
         return None
     inputs = {slot: shadow.quantity(taken) for slot, taken in node.takes.items()}
     slot = next(slot for slot, given in node.gives.items() if given == value)
@@ -308,7 +323,7 @@ def _choice(shadow: Shadow, value: ValueId, recorded: Sequence[Quantity]) -> Dec
         arguments = fitted(read_arguments(node.call.arguments, given), given)
         return run(function_named(node.call.target), arguments)[slot]
 
-    return Decision(inputs, run_again, recorded)
+    return RecordedChoice(inputs, run_again, recorded)
 
 
 def _functions(nodes: Sequence[Node]) -> str:
@@ -322,6 +337,23 @@ def _are_rounded(one: Quantity, ours: str, other: Quantity, theirs: str) -> bool
     dtypes: list[torch.dtype] = [getattr(torch, ours), getattr(torch, theirs)]
     short = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
     return torch.equal(one.tensor.to(short), other.tensor.to(short))
+
+
+def by_layer(suspects: Sequence[Suspect]) -> list[Suspect]:
+    """One suspect for all that are in a module."""
+    found: dict[str, list[Suspect]] = {}
+    for each in suspects:
+        found.setdefault(each.layer, []).append(each)
+    return [_joined(layer, some) for layer, some in found.items()]
+
+
+def _joined(layer: str, some: Sequence[Suspect]) -> Suspect:
+    first, *others = some
+    made = replace(first, op=Op(layer), call=0)
+    for other in others:
+        made = made.with_other(other)
+    reason = f"{len(some)} places: {', '.join(dict.fromkeys(str(each.op) for each in some))}"
+    return replace(made, reason=reason) if others else made
 
 
 def all_suspects(suspects: Suspects) -> Iterator[Suspect]:

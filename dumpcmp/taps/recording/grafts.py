@@ -15,8 +15,8 @@ from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.pytorch.trees import slots_of
 
 GRAFTED = "dumpcmp.graft"  # stands for the function of a call whose result was replaced
-CallPlace = tuple[int, str, int]  # step, op, call
-LoadValue = Callable[[Tensor], Tensor]  # from what the call itself gave
+GraftedCall = tuple[int, str, int]  # step, op, call
+ValueInPlace = Callable[[Tensor], Tensor]  # from what the call itself gave
 
 
 class _PassedBack(torch.autograd.Function):
@@ -35,9 +35,11 @@ class _PassedBack(torch.autograd.Function):
 class Grafts:
     """Which results are replaced, and by what."""
 
-    values: Mapping[CallPlace, Mapping[str, LoadValue | None]]  # by slot; None: its own in float64
+    values: Mapping[
+        GraftedCall, Mapping[str, ValueInPlace | None]
+    ]  # by slot; None: its own in float64
     rows: Sequence[int] | None = None  # of the first dim; None: all
-    done: dict[CallPlace, str] = field(default_factory=dict)  # what was replaced, and how far off
+    done: dict[GraftedCall, str] = field(default_factory=dict)  # what was replaced, and how far off
 
     @property
     def missing(self) -> list[str]:
