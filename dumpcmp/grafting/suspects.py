@@ -18,7 +18,9 @@ from dumpcmp.grafting.exact_sides import ExactSides, WrongCall
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.row import Row
+from dumpcmp.nouns.value import DTYPES, Kind
 from dumpcmp.replay.arguments import read_arguments
+from dumpcmp.replay.drawing import draws
 from dumpcmp.replay.listed import function_named
 from dumpcmp.replay.rating import run
 from dumpcmp.replay.running import fitted
@@ -26,8 +28,10 @@ from dumpcmp.shadows.fingerprints import same_elements
 from dumpcmp.shadows.kernel_checks import check_kernels
 from dumpcmp.shadows.plain_arguments import plain_arguments
 from dumpcmp.shadows.program import Node, ValueId
-from dumpcmp.shadows.quantities import Quantity
+from dumpcmp.shadows.quantities import Quantity, tensor_of
 from dumpcmp.shadows.shadow import Shadow
+
+_LONGEST_STEP = 2.0**-7  # between numbers of a dtype that computes: shorter ones are levels
 
 
 class RootKind(StrEnum):
@@ -173,7 +177,7 @@ class Suspects:
             return
         node = self._target.program.producers.get(theirs)
         try:
-            if self.sides.bridged(theirs):
+            if self.sides.bridged(theirs) and id(other) not in self.choices:
                 self._add_bridge(ours, theirs)
             elif node is None or (other.application is None and not node.takes):
                 self._add_leaf(ours, theirs)
@@ -314,14 +318,18 @@ def _choice(shadow: Shadow, value: ValueId, recorded: Sequence[Quantity]) -> Rec
     node, quantity = shadow.program.producers.get(value), shadow.quantity(value)
     if node is None or node.own is not None or not node.takes or quantity.application is not None:
         return None
-    if quantity.tensor.is_floating_point() or quantity.tensor.is_complex():
+    dtype = DTYPES.get(shadow.record(value).dtype)
+    if dtype is None or (dtype.kind is Kind.FLOAT and dtype.eps <= _LONGEST_STEP):
         return None
     inputs = {slot: shadow.quantity(taken) for slot, taken in node.takes.items()}
     slot = next(slot for slot, given in node.gives.items() if given == value)
 
     def run_again(given: Mapping[str, Tensor]) -> Tensor:
+        function = function_named(node.call.target)
         arguments = fitted(read_arguments(node.call.arguments, given), given)
-        return run(function_named(node.call.target), arguments)[slot]
+        if draws(function, arguments):
+            return quantity.tensor  # what was drawn stays
+        return tensor_of(run(function, arguments)[slot])
 
     return RecordedChoice(inputs, run_again, recorded)
 
