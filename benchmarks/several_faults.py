@@ -173,7 +173,8 @@ def trial(seed: int, room: Path) -> Named | None:
     outcome = dumpcmp.compare(golden, mine)
     report = graft_all(mine, golden, outcome=outcome)
     roots = [root for root in report.roots if root.kind not in FOLLOWS]
-    missed = tuple(f for f in faults if not any(is_in(root.op, f.piece) for root in roots))
+    told = [op for root in roots for op in (root.op, *root.beside)]
+    missed = tuple(f for f in faults if not any(is_in(op, f.piece) for op in told))
     named = [row.key.op for row in outcome.roots]
     compared = tuple(f for f in faults if not any(is_in(op, f.piece) for op in named))
     others = {root.op for root in roots if not any(is_in(root.op, f.piece) for f in faults)}

@@ -27,6 +27,9 @@ from dumpcmp.nouns.errors import SelectionError
               help="--all: YAML file: golden's name of an op to my name for it.")  # fmt: skip
 @click.option("--allow", metavar="WORD", multiple=True,
               help="--all: a shortcut in arithmetic that mine took, as for compare.")  # fmt: skip
+@click.option("--by-layer", is_flag=True,
+              help="--all: put right all that differs in a module at once; so it is where --allow "
+              "declares levels.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace what PATH holds.")
 @click.option("--model", "factory", metavar="PKG:FUNC",
               help="Call the model that FUNC returns with its inputs.")  # fmt: skip
@@ -37,7 +40,8 @@ def command(
     every: bool, golden_path: Path | None, at: tuple[str, ...], rows: str | None,
     in_float64: bool, path: Path | None, mode: str, token: str | None, backward: bool,
     weights: bool, seed: int | None, mapping: Path | None, allow: tuple[str, ...],
-    overwrite: bool, factory: str | None, module: str | None, program: tuple[str, ...],
+    by_layer: bool, overwrite: bool, factory: str | None, module: str | None,
+    program: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Say what would be if guilty ops were right.
 
@@ -47,7 +51,7 @@ def command(
     as compare does, or as dump does.
     """
     if every:
-        return graft_archives(program, mapping, token, allow)
+        return graft_archives(program, mapping, token, allow, by_layer)
     from dumpcmp.cli.dump import chosen_program, report
     from dumpcmp.grafting import graft
 
@@ -67,7 +71,11 @@ def command(
 
 
 def graft_archives(
-    places: tuple[str, ...], mapping: Path | None, token: str | None, allow: tuple[str, ...]
+    places: tuple[str, ...],
+    mapping: Path | None,
+    token: str | None,
+    allow: tuple[str, ...],
+    by_layer: bool,
 ) -> int:
     """Print what each root of two archives costs."""
     from dumpcmp.grafting import graft_all
@@ -78,6 +86,8 @@ def graft_archives(
             hint="dumpcmp graft --all MINE GOLDEN",
         )
     mine, golden = (PLACE.convert(each, None, None) for each in places)
-    found = graft_all(mine, golden, mapping=mapping, tokens=token, allow=allow)
+    found = graft_all(
+        mine, golden, mapping=mapping, tokens=token, allow=allow, by_layer=by_layer or None
+    )
     click.echo(found.text)
     return found.exit_code

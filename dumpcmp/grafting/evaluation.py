@@ -16,7 +16,7 @@ from dumpcmp.grafting.exact_sides import ExactSides
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.shadows.quantities import Application, Quantity
 
-_OWN, _GRAFTED, _GOLDEN = range(3)  # the target's program, golden's calls in it, and golden's alone
+_OWN, _GOLDEN = -2, -1  # the two programs; a rank stands for golden's calls in the target's there
 _TIES = 0.05  # of the elements of a choice: rounding decides on those
 EvaluatedAt = tuple[int, int]  # one of these, and the id of a quantity
 
@@ -67,9 +67,15 @@ class Evaluation:
         """What golden's program gives."""
         return self._evaluate(_GOLDEN, quantity)
 
-    def grafted(self, quantity: Quantity) -> Tensor:
-        """What golden's call gives on what the target has."""
-        return self._evaluate(_GRAFTED, quantity)
+    def put_right(self, quantity: Quantity) -> Tensor:
+        """What golden's call gives, in place of the target's `quantity`, on what the target has."""
+        return self._evaluate(*self._right(quantity))
+
+    def _right(self, quantity: Quantity) -> tuple[int, Quantity]:
+        earlier = self.sides.earlier.get(id(quantity))
+        if earlier is not None:  # golden makes nothing of it
+            return _OWN, earlier
+        return self.sides.ranks[id(quantity)], self.sides.matched[id(quantity)]
 
     def _evaluate(self, kind: int, last: Quantity) -> Tensor:
         asked = kind
@@ -93,7 +99,7 @@ class Evaluation:
     def _needs(self, kind: int, quantity: Quantity) -> Iterator[tuple[int, Quantity]]:
         made = quantity.application
         if kind == _OWN and self._is_grafted(quantity):
-            yield _GRAFTED, self.sides.matched[id(quantity)]
+            yield self._right(quantity)
         elif kind != _GOLDEN and (chosen := self.faults.choices.get(id(quantity))) is not None:
             yield from (self._taken(kind, each) for each in chosen.inputs.values())
         elif made is not None and not made.problem:
@@ -103,31 +109,31 @@ class Evaluation:
     def _input(
         self, kind: int, made: Application, slot: str, given: Quantity
     ) -> tuple[int, Quantity]:
-        if kind != _GRAFTED:
+        if kind < 0:
             return kind, given
-        other = self.sides.taken.get((id(made), slot))
+        other = self.sides.taken.get((kind, id(made), slot))
         return self._taken(kind, given) if other is None else (_OWN, other)
 
     def _taken(self, kind: int, given: Quantity) -> tuple[int, Quantity]:
-        if kind != _GRAFTED:
+        if kind < 0:
             return kind, given
-        other = self.sides.counterpart(given)
-        return (_GRAFTED, given) if other is None else (_OWN, other)
+        other = self.sides.counterpart(kind, given)
+        return (kind, given) if other is None else (_OWN, other)
 
     def _is_grafted(self, quantity: Quantity) -> bool:
         return id(quantity) in self.faults.replaced or id(quantity) in self.faults.bridged
 
     def _value(self, kind: int, quantity: Quantity) -> Tensor:
         if kind == _OWN and self._is_grafted(quantity):
-            other = self._found[_GRAFTED, id(self.sides.matched[id(quantity)])]
-            found = _in_shape_of(quantity, other)
+            place, other = self._right(quantity)
+            found = _in_shape_of(quantity, self._found[place, id(other)])
         elif kind != _GOLDEN and (chosen := self.faults.choices.get(id(quantity))) is not None:
             found = self._chosen(kind, quantity, chosen)
         else:
             found = self._computed(kind, quantity)
-        if kind != _GRAFTED and (more := self.faults.offsets.get(id(quantity))) is not None:
+        if kind < 0 and (more := self.faults.offsets.get(id(quantity))) is not None:
             found = found + more
-        dtype = self.dtypes.get(id(quantity)) if kind != _GRAFTED else None
+        dtype = self.dtypes.get(id(quantity)) if kind < 0 else None
         return found if dtype is None else found.to(dtype).to(found.dtype)
 
     def _chosen(self, kind: int, quantity: Quantity, decision: RecordedChoice) -> Tensor:
@@ -163,8 +169,8 @@ def _in_shape_of(own: Quantity, other: Tensor) -> Tensor:
     return other.reshape(own.tensor.shape)
 
 
-def distance(golden: Tensor, target: Tensor) -> float:
-    """How far the target's effect is off golden's, relative to golden's size."""
+def distance(golden: Tensor, target: Tensor, least: float = 0.0) -> float:
+    """How far the target's effect is off golden's, relative to golden's size, or to `least`."""
     if golden.shape != target.shape:
         return torch.inf
     if not (golden.is_floating_point() or golden.is_complex()):
@@ -173,8 +179,14 @@ def distance(golden: Tensor, target: Tensor) -> float:
     off = torch.where(golden.isnan() & target.isnan(), 0, off)
     if not bool(off.isfinite().all()):
         return torch.inf
-    size = float(torch.linalg.vector_norm(golden[golden.isfinite()]))
-    return float(torch.linalg.vector_norm(off)) / (size or 1.0)
+    return float(torch.linalg.vector_norm(off)) / (max(size_of(golden), least) or 1.0)
+
+
+def size_of(tensor: Tensor) -> float:
+    """The norm of what is finite in it."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return 0.0
+    return float(torch.linalg.vector_norm(tensor[tensor.isfinite()]))
 
 
 def together(distances: Collection[float]) -> float:

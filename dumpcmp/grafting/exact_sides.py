@@ -22,7 +22,8 @@ from dumpcmp.shadows.shadow import Choices, Shadow, identity
 from dumpcmp.shadows.starting import Start
 from dumpcmp.shadows.together import read_program
 
-TakenAt = tuple[int, str]  # id of an application, and a slot of it
+OnRank = tuple[int, int]  # a rank of the target, and the id of a quantity of golden's
+TakenAt = tuple[int, int, str]  # a rank, the id of an application, and a slot of it
 
 _MOST_BYTES = 1 << 31  # of both runs in float64
 
@@ -69,16 +70,19 @@ class ExactSides:
     golden: Shadow
     target: Shadow
     matched: dict[int, Quantity] = field(default_factory=dict)  # by id of the target's: golden's
-    counterparts: dict[int, Quantity] = field(default_factory=dict)  # by id of golden's
+    counterparts: dict[OnRank, Quantity] = field(default_factory=dict)  # the target's
+    ranks: dict[int, int] = field(default_factory=dict)  # by id of the target's that match
+    earlier: dict[int, Quantity] = field(default_factory=dict)  # by id of the target's: another of
+    # the target's that matches the same of golden's, and of which it is computed
     taken: dict[TakenAt, Quantity] = field(default_factory=dict)  # the target's, where golden's
     # call takes its own
     values: list[tuple[ValueId, ValueId]] = field(default_factory=list)  # golden's, the target's
     own: set[int] = field(default_factory=set)  # ids of all that the target has
     wrong: Sequence[WrongCall] = ()  # calls whose kernels were found wrong
 
-    def counterpart(self, golden: Quantity) -> Quantity | None:
-        """What the target has in place of a quantity of golden's."""
-        return golden if id(golden) in self.own else self.counterparts.get(id(golden))
+    def counterpart(self, rank: int, golden: Quantity) -> Quantity | None:
+        """What a rank of the target has in place of a quantity of golden's."""
+        return golden if id(golden) in self.own else self.counterparts.get((rank, id(golden)))
 
     def bridged(self, value: ValueId) -> bool:
         """Whether the target's own call is not known, or cannot be run, and golden's can."""
@@ -210,20 +214,55 @@ def _matched(sides: ExactSides, matches: Sequence[tuple[ValueId, ValueId, Row]])
     sides.own = {id(each) for each in target.quantities.values()}
     calls = {(n.rank, n.call.op, n.call.call): n for n in golden.program.nodes if n.own is None}
     order = {node: at for at, node in enumerate(target.program.nodes)}
+    seen: set[OnRank] = set()
     for ours, theirs, row in matches:
         one, other = golden.quantity(ours), target.quantity(theirs)
         if sides.matched.get(id(other), one) is not one:
             continue  # it has a match that tells more: the target took another value than golden
         if id(other) not in sides.matched:
-            sides.matched[id(other)] = one
+            if (theirs.rank, id(one)) in seen and _makes_both(golden, target, theirs):
+                continue
+            seen.add((theirs.rank, id(one)))
+            sides.matched[id(other)], sides.ranks[id(other)] = one, theirs.rank
             sides.values.append((ours, theirs))
         key, place = row.golden_key, row.target_key
-        if key is not None and key.slot.is_input and place is not None and place.slot.is_input:
-            _take(sides, calls.get((ours.rank, key.op, key.call)), str(key.slot), other)
+        if key is None or place is None or key.op.function != place.op.function:
+            continue
+        if key.slot.is_input and place.slot.is_input:
+            call = calls.get((ours.rank, key.op, key.call))
+            _take(sides, call, theirs.rank, str(key.slot), other)
     sides.values.sort(key=lambda pair: _position(target.program, pair[1], order))
     for ours, theirs in sides.values:  # of several the last, which is computed of the others
-        sides.counterparts[id(golden.quantity(ours))] = target.quantity(theirs)
+        one, other = golden.quantity(ours), target.quantity(theirs)
+        before = sides.counterparts.setdefault((theirs.rank, id(one)), other)
+        if before is not other and _is_behind(before, other):
+            sides.earlier[id(other)] = before
+            sides.counterparts[theirs.rank, id(one)] = other
     return sides
+
+
+def _makes_both(golden: Shadow, target: Shadow, value: ValueId) -> bool:
+    """Whether golden makes the call, too, that gives a value of the target's."""
+    node = target.program.producers.get(value)
+    return node is not None and any(
+        (each.call.op, each.call.call, each.call.target)
+        == (node.call.op, node.call.call, node.call.target)
+        for each in golden.program.nodes
+    )
+
+
+def _is_behind(quantity: Quantity, later: Quantity) -> bool:
+    """Whether `later` is computed of `quantity`."""
+    seen: set[int] = set()
+    waiting = [later]
+    while waiting:
+        each = waiting.pop()
+        if each is quantity:
+            return True
+        if id(each) not in seen:
+            seen.add(id(each))
+            waiting += each.inputs
+    return False
 
 
 def _position(program: Program, value: ValueId, order: Mapping[Node, int]) -> int:
@@ -231,11 +270,11 @@ def _position(program: Program, value: ValueId, order: Mapping[Node, int]) -> in
     return -1 if node is None else order[node]
 
 
-def _take(sides: ExactSides, node: Node | None, slot: str, other: Quantity) -> None:
+def _take(sides: ExactSides, node: Node | None, rank: int, slot: str, other: Quantity) -> None:
     for value in node.gives.values() if node is not None else ():
         made = sides.golden.quantity(value).application
         given = None if node is None else node.takes.get(slot)
         if made is None or slot not in made.inputs or given is None:
             continue
         if made.inputs[slot] is sides.golden.quantity(given):  # a cast is no call of its own
-            sides.taken[id(made), slot] = other
+            sides.taken[rank, id(made), slot] = other

@@ -34,6 +34,7 @@ class GraftedRoot:
     reason: str
     gone: float  # the share of the difference that goes away with this root alone put right
     alone: float  # the difference that is left with all other roots put right
+    beside: Sequence[str] = ()  # ops that may be wrong, too: no value between them is in both runs
 
     @property
     def name(self) -> str:
@@ -198,7 +199,7 @@ def _root(step: int, one: MeasuredRoot, found: MeasuredStep) -> GraftedRoot:
     each = one.suspect
     return GraftedRoot(
         step, each.op, each.call, each.rank, each.kind.value, each.reason,
-        _share(found.total, one.without), one.alone,
+        _share(found.total, one.without), one.alone, each.beside,
     )  # fmt: skip
 
 
@@ -217,6 +218,8 @@ def _lines(step: GraftedStep) -> Iterator[str]:
             f"away; it alone makes {root.alone:.2g}"
         )
         yield f"     {root.reason}"
+        if root.beside:
+            yield f"     or at {', '.join(root.beside)}: both runs have no value between them"
     if step.num_idle:
         yield f"  {counted(step.num_idle, 'further place')} differ in what changes no effect"
     yield f"  {step.rest}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dumpcmp.grafting.evaluation import Evaluation, Faults, distance, together
+from dumpcmp.grafting.evaluation import Evaluation, Faults, distance, size_of, together
 from dumpcmp.grafting.exact_sides import ExactSides
 from dumpcmp.grafting.suspects import RootKind, Suspect, Suspects, all_suspects, by_layer
 from dumpcmp.nouns.errors import DumpcmpError
@@ -21,6 +21,7 @@ from dumpcmp.shadows.shown_effects import EffectPair, paired_effects
 from dumpcmp.shadows.slices import Marginals
 
 EXACT = 1e-9  # of golden's size: programs that are the same are as near in float64
+_LEAST = 1e-6  # of the largest effect of its kind
 _MOST = 256  # suspects that are measured one by one
 _BETTER = 0.7  # times what was left: a place that was put right and was not wrong
 _ROUNDING = 8.0  # times what one run with rounded results is off: what rounding explains
@@ -57,11 +58,16 @@ class GraftedEffects:
     suspects: Suspects
     effects: Sequence[EffectPair] = ()
     remarks: list[str] = field(default_factory=list)
+    _least: dict[bool, float] = field(default_factory=dict)  # of gradients, and of others
     _alone: dict[tuple[int, frozenset[int]], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         pairs = paired_effects(self.sides.golden, self.sides.target).pairs
         self.effects = [pair for pair in pairs if _has_numbers(pair)]
+        for its, _ in self.effects:
+            is_gradient = its.effect.value.key.slot.is_gradient
+            size = _LEAST * size_of(its.quantity.tensor)
+            self._least[is_gradient] = max(size, self._least.get(is_gradient, 0.0))
         if len(self.effects) < len(pairs):
             self.remarks.append("effects without recorded numbers were left out")
 
@@ -102,7 +108,12 @@ class GraftedEffects:
             return math.inf
         if its.shape != mine.shape and its.numel() != mine.numel():
             its = self._part(its, target)
-        return distance(its.reshape(mine.shape) if its.numel() == mine.numel() else its, mine)
+        its = its.reshape(mine.shape) if its.numel() == mine.numel() else its
+        return distance(its, mine, self.least(pair))
+
+    def least(self, pair: EffectPair) -> float:
+        """The size below which an effect is nothing but what float arithmetic leaves of zero."""
+        return self._least[pair[0].effect.value.key.slot.is_gradient]
 
     def _part(self, whole: Tensor, target: Quantity) -> Tensor:
         """What a rank, or a loop over tokens, has of `whole`."""
@@ -155,7 +166,10 @@ def _that_matter(grafts: GraftedEffects, every: Sequence[Suspect]) -> list[Suspe
             break
         left = best
         del kept[at]
-    return [each for each in kept if abs(grafts.alone(each, kept) - left) > EXACT]
+    for each in reversed(list(kept)):  # of two that explain the same, the earlier stays
+        if abs(grafts.alone(each, kept) - left) <= EXACT:
+            kept.remove(each)
+    return kept
 
 
 def _left_at(grafts: GraftedEffects, right: Evaluation) -> str:
@@ -179,7 +193,7 @@ def _recorded(grafts: GraftedEffects, as_run: Evaluation) -> float:
         golden, target = as_run.golden(its.quantity), as_run.target(mine.quantity)
         off_golden = _load(grafts.sides.golden, its.effect.value).reshape(golden.shape) - golden
         off_target = _load(grafts.sides.target, mine.effect.value).reshape(target.shape) - target
-        size = float(torch.linalg.vector_norm(golden[golden.isfinite()])) or 1.0
+        size = max(size_of(golden), grafts.least((its, mine))) or 1.0
         parts = (off_golden, off_target)
         norms = [float(torch.linalg.vector_norm(each[each.isfinite()])) for each in parts]
         found.append(math.hypot(*norms) / size)
@@ -208,7 +222,7 @@ def _rounding(grafts: GraftedEffects, kept: Sequence[Suspect]) -> float:
             )
         ]
         golden = plain.golden(its.quantity)
-        size = float(torch.linalg.vector_norm(golden[golden.isfinite()])) or 1.0
+        size = max(size_of(golden), grafts.least((its, mine))) or 1.0
         found.append(math.hypot(*norms) / size)
     return _ROUNDING * together(found)
 

@@ -59,6 +59,7 @@ class Suspect:
     reason: str
     replaced: frozenset[int] = frozenset()  # ids of the target's quantities
     offsets: Mapping[int, Tensor] = field(default_factory=dict)  # by id of either side's
+    beside: tuple[str, ...] = ()  # other ops that may be meant: no value between them matches
 
     @property
     def layer(self) -> str:
@@ -178,11 +179,11 @@ class Suspects:
         node = self._target.program.producers.get(theirs)
         try:
             if self.sides.bridged(theirs) and id(other) not in self.choices:
-                self._add_bridge(ours, theirs)
+                self._add_bridge(theirs)
             elif node is None or (other.application is None and not node.takes):
                 self._add_leaf(ours, theirs)
             elif other.application is not None or id(other) in self.choices:
-                wanted = clean.grafted(one)
+                wanted = clean.put_right(other)
                 if not same_elements(wanted.reshape(other.tensor.shape), other.tensor):
                     self._add_program(ours, theirs)
         except (DumpcmpError, RuntimeError) as error:
@@ -191,14 +192,22 @@ class Suspects:
 
     def _add_program(self, ours: ValueId, theirs: ValueId) -> None:
         mine = self._behind(self._target, theirs, set(self.sides.matched))
-        its = self._behind(self._golden, ours, set(self.sides.counterparts) | self.sides.own)
-        row = self._row_at(its, mine)
+        known = {golden for rank, golden in self.sides.counterparts if rank == theirs.rank}
+        its = self._behind(self._golden, ours, known | self.sides.own)
+        is_more = id(self._target.quantity(theirs)) in self.sides.earlier
+        its = [] if is_more else its  # golden goes on from what it was computed of
+        rows = self._rows_at(its, mine)
         node = self._telling(its, mine)
         reason = f"golden computes {_functions(its)}, and mine {_functions(mine)}"
-        op, call = (node.call.op, node.call.call) if row is None else (row.key.op, row.key.call)
+        key = rows[0].key if rows else node.call.site
+        others = {str(row.key.op) for row in rows} - {str(key.op)}
         replaced = frozenset((id(self._target.quantity(theirs)),))
-        kind = RootKind.PROGRAM
-        self._add(Suspect(kind, op, call, node.rank, node.call.order, reason, replaced))
+        self._add(
+            Suspect(
+                RootKind.PROGRAM, key.op, key.call, node.rank, node.call.order, reason, replaced,
+                beside=tuple(sorted(others)),
+            )
+        )  # fmt: skip
 
     def _telling(self, golden: Sequence[Node], target: Sequence[Node]) -> Node:
         """The call that one side alone makes, where it is known; else the one that gives it."""
@@ -223,28 +232,26 @@ class Suspects:
             waiting += (v for v in node.takes.values() if id(shadow.quantity(v)) not in known)
         return list(found)
 
-    def _row_at(self, golden: Sequence[Node], target: Sequence[Node]) -> Row | None:
-        """The row that compare calls a root, among the calls of either side."""
+    def _rows_at(self, golden: Sequence[Node], target: Sequence[Node]) -> list[Row]:
+        """The rows that compare calls roots, among the calls of either side."""
         places = [{(node.call.op, node.call.call) for node in nodes} for nodes in (golden, target)]
-        for row in self.rows:
-            keys = row.golden_key, row.target_key
-            if (
-                row.root
-                and row.verdict.fails
-                and any(
-                    key is not None and (key.op, key.call) in some
-                    for key, some in zip(keys, places, strict=True)
-                )
-            ):
-                return row
-        return None
+        return [
+            row
+            for row in self.rows
+            if row.root
+            and row.verdict.fails
+            and any(
+                key is not None and (key.op, key.call) in some
+                for key, some in zip((row.golden_key, row.target_key), places, strict=True)
+            )
+        ]
 
     # what no call made, or none that can be run
 
-    def _add_bridge(self, ours: ValueId, theirs: ValueId) -> None:
+    def _add_bridge(self, theirs: ValueId) -> None:
         other = self._target.quantity(theirs)
         run = Evaluation(self.sides, Faults())
-        wanted = run.grafted(self._golden.quantity(ours)).reshape(other.tensor.shape)
+        wanted = run.put_right(other).reshape(other.tensor.shape)
         offset = other.tensor - wanted
         self.bridged[id(other)] = offset
         node = self._target.program.producers.get(theirs)
