@@ -84,6 +84,11 @@ class ExactSides:
         """What a rank of the target has in place of a quantity of golden's."""
         return golden if id(golden) in self.own else self.counterparts.get((rank, id(golden)))
 
+    @property
+    def are_alike(self) -> bool:
+        """Whether both ran on the same ranks."""
+        return self.golden.program.ranks == self.target.program.ranks
+
     def bridged(self, value: ValueId) -> bool:
         """Whether the target's own call is not known, or cannot be run, and golden's can."""
         quantity = self.target.quantity(value)
@@ -185,7 +190,11 @@ def _is_float(shadow: Shadow, value: ValueId) -> bool:
 def _matches(
     rows: Sequence[Row], golden: Program, target: Program
 ) -> Iterator[tuple[ValueId, ValueId, Row]]:
-    """Values of the same shape that rows pair: what functions give, then modules, then the rest."""
+    """Values of the same shape that rows pair: what functions give, then modules, then the rest.
+
+    Of what ranks compute together, nobody knows call by call which is golden's: leaves alone match.
+    """
+    are_alike = golden.ranks == target.ranks
     for row in sorted(rows, key=_how_telling):
         if row.golden_key is None or row.target_key is None:
             continue
@@ -194,7 +203,8 @@ def _matches(
             own = next(_on_ranks(golden, row.golden_key, rank), None)
             if theirs is None or own is None:
                 continue
-            if golden.records[own].shape == target.records[theirs].shape:
+            is_known = are_alike or theirs not in target.producers
+            if is_known and golden.records[own].shape == target.records[theirs].shape:
                 yield own, theirs, row
 
 

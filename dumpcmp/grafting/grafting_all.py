@@ -70,7 +70,10 @@ class GraftedStep:
             return "no effect of this token was recorded on both sides: nothing could be measured"
         if self.left > EXACT:
             at = f", from {self.left_at} on" if self.left_at else ""
-            return f"with all of them put right {self.left:.2g} is left{at}: a further fault"
+            done = "all of them" if self.roots else "nothing"
+            return f"with {done} put right {self.left:.2g} is left{at}: a further fault"
+        if self.total <= EXACT:
+            return "in float64 these effects are golden's: what differs is not seen in them"
         off = f"the recorded effects are {self.recorded:.2g} off that"
         if self.recorded <= self.rounding:
             return (

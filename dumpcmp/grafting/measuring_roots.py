@@ -21,7 +21,7 @@ from dumpcmp.shadows.shown_effects import EffectPair, paired_effects
 from dumpcmp.shadows.slices import Marginals
 
 EXACT = 1e-9  # of golden's size: programs that are the same are as near in float64
-_LEAST = 1e-6  # of the largest effect of its kind
+_LEAST = 1e-3  # of the largest effect of its kind
 _MOST = 256  # suspects that are measured one by one
 _BETTER = 0.7  # times what was left: a place that was put right and was not wrong
 _ROUNDING = 8.0  # times what one run with rounded results is off: what rounding explains
@@ -64,6 +64,10 @@ class GraftedEffects:
     def __post_init__(self) -> None:
         pairs = paired_effects(self.sides.golden, self.sides.target).pairs
         self.effects = [pair for pair in pairs if _has_numbers(pair)]
+        if others := [pair for pair in self.effects if not self._is_whole_or_part(pair)]:
+            names = ", ".join(dict.fromkeys(pair[1].effect.name for pair in others))
+            self.remarks.append(f"{names}: neither golden's nor a part of it, so not measured")
+            self.effects = [pair for pair in self.effects if pair not in others]
         for its, _ in self.effects:
             is_gradient = its.effect.value.key.slot.is_gradient
             size = _LEAST * size_of(its.quantity.tensor)
@@ -110,6 +114,12 @@ class GraftedEffects:
             its = self._part(its, target)
         its = its.reshape(mine.shape) if its.numel() == mine.numel() else its
         return distance(its, mine, self.least(pair))
+
+    def _is_whole_or_part(self, pair: EffectPair) -> bool:
+        golden, target = (each.quantity.tensor for each in pair)
+        return (
+            golden.numel() == target.numel() or self._part(golden, pair[1].quantity) is not golden
+        )
 
     def least(self, pair: EffectPair) -> float:
         """The size below which an effect is nothing but what float arithmetic leaves of zero."""

@@ -33,6 +33,8 @@ from dumpcmp.shadows.shadow import Shadow
 
 _LONGEST_STEP = 2.0**-7  # between numbers of a dtype that computes: shorter ones are levels
 
+_ROUNDING = 16.0  # times eps of the largest element
+
 
 class RootKind(StrEnum):
     """What is wrong at a root."""
@@ -92,6 +94,11 @@ class Suspects:
 
     def find(self) -> Suspects:
         """Look at every value that matches one of golden's."""
+        if not self.sides.are_alike:
+            self.remarks.append(
+                "the sides ran on different ranks: kernels and weights are put right, and calls "
+                "that one side alone makes are not"
+            )
         self._add_choices()
         for wrong in self.sides.wrong:
             self._add_kernel(wrong)
@@ -128,6 +135,8 @@ class Suspects:
         except DumpcmpError as error:
             self.remarks.append(f"{node} is wrong, and its error could not be had: {error.message}")
             return
+        if _is_rounding(offset, quantity.tensor, shadow.record(wrong.value).dtype):
+            return  # what it is off is what another program gives
         call = node.call
         self._add(
             Suspect(kind, call.op, call.call, node.rank, call.order, wrong.row.reason,
@@ -339,6 +348,15 @@ def _choice(shadow: Shadow, value: ValueId, recorded: Sequence[Quantity]) -> Rec
         return tensor_of(run(function, arguments)[slot])
 
     return RecordedChoice(inputs, run_again, recorded)
+
+
+def _is_rounding(offset: Tensor, value: Tensor, name: str) -> bool:
+    """Whether no element is off by more than rounding of the largest can make it."""
+    dtype = DTYPES.get(name)
+    if dtype is None or not offset.numel() or not bool(offset.isfinite().all()):
+        return False
+    level = float(value.abs()[value.isfinite()].max()) if bool(value.isfinite().any()) else 0.0
+    return float(offset.abs().max()) <= _ROUNDING * dtype.eps * level
 
 
 def _functions(nodes: Sequence[Node]) -> str:
