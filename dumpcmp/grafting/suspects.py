@@ -33,7 +33,7 @@ from dumpcmp.shadows.shadow import Shadow
 
 _LONGEST_STEP = 2.0**-7  # between numbers of a dtype that computes: shorter ones are levels
 
-_ROUNDING = 16.0  # times eps of the largest element
+_SUMMED = 2.0**-19  # of the largest element: what sums in float32 are off
 
 
 class RootKind(StrEnum):
@@ -356,7 +356,7 @@ def _is_rounding(offset: Tensor, value: Tensor, name: str) -> bool:
     if dtype is None or not offset.numel() or not bool(offset.isfinite().all()):
         return False
     level = float(value.abs()[value.isfinite()].max()) if bool(value.isfinite().any()) else 0.0
-    return float(offset.abs().max()) <= _ROUNDING * dtype.eps * level
+    return float(offset.abs().max()) <= (dtype.eps + _SUMMED) * level
 
 
 def _functions(nodes: Sequence[Node]) -> str:
