@@ -102,7 +102,7 @@ def table() -> Table:
                 rows.append([title, scheme.name, f"{spearman(run, found):.3f}", f"{left:.1e}"])
                 print("| " + " | ".join(rows[-1]) + " |", flush=True)
     return Table(
-        "grafted_layers",
+        "grafted-layers",
         ("model", "scheme", "Spearman", "left with all put right"),
         rows,
         "Rank of the layers by graft, beside runs that leave each out.",

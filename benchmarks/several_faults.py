@@ -216,7 +216,7 @@ def table() -> Table:
     order = sorted(rows, key=lambda number: number or 9)
     listed = [[str(n) if n else "all", *map(str, rows[n])] for n in order]
     return Table(
-        "several_faults",
+        "several-faults",
         ("faults", "programs", "all named", "all named by compare", "nothing else named",
          "nothing left", "faults named"),
         listed,

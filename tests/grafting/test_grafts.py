@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dumpcmp
+from benchmarks import grafted_layers, quantised
 from dumpcmp.cli import main
 from dumpcmp.dumping.programs import dump
 from dumpcmp.grafting.measuring_roots import EXACT
@@ -196,3 +197,17 @@ def test_the_commands(golden: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert ends("graft", "--at", "layers.1", "x.py") == 2
     assert ends("explain", mine, golden) == 1
     assert f"dumpcmp graft --all {mine} {golden}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["int4 weights, by groups", "int8 weights and inputs"])
+def test_quantised_layers_are_ranked_as_runs_that_leave_each_out(name: str, tmp_path: Path) -> None:
+    subject, (scheme,) = quantised.decoder(), [s for s in quantised.SCHEMES if s.name == name]
+    model, given = subject.build(), dict(subject.given)
+    golden = quantised.dumped(model, given, tmp_path / "d1")
+    mine = quantised.dumped(quantised.quantised(model, scheme), given, tmp_path / "d2")
+    report = dumpcmp.graft_all(mine, golden, allow=scheme.word)
+    layers = grafted_layers.linears(model)
+    run = grafted_layers.left_out(model, scheme, given)
+    found = grafted_layers.by_layer(report, layers)
+    assert grafted_layers.spearman(run, found) >= 0.9
+    assert all(step.left <= EXACT for step in report.steps)
