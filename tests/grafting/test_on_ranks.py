@@ -12,7 +12,6 @@ from dumpcmp.grafting.measuring_roots import EXACT
 from tests.shadows.ranked import Whole, given
 from tests.taps.distributed.launching import forked
 
-
 pytestmark = pytest.mark.long  # two processes run first
 
 
