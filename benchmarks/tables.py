@@ -29,6 +29,8 @@ TABLES: dict[str, str] = {
     "proof": "proof",
     "quantised": "quantised",
     "repros": "repros",
+    "several-faults": "several_faults",
+    "grafted-layers": "grafted_layers",
     "chunks": "chunks",
     "compiled": "compiled",
     "compiled-cost": "compiled_cost",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.dumping.retention import Retention
     from dumpcmp.explaining import Explanation, explain
     from dumpcmp.golden import GoldenCheck, GoldenFile, check_golden, pack_golden
+    from dumpcmp.grafting import GraftedRun, GraftReport, graft, graft_all
     from dumpcmp.importing import Imported, import_dump
     from dumpcmp.judge import (
         AllCloseValueChecker, AutomaticValueChecker, Checker, Conditions, CosineChecker,
@@ -51,16 +52,17 @@ __all__ = [
     "ArchiveWriter", "AutomaticValueChecker", "Boundary", "Call", "CaptureError", "CaptureWarning",
     "CheckError", "Checker", "Checkup", "Compiled", "Conclusion", "Conditions", "CosineChecker",
     "DumpcmpError", "EngineError", "ExactChecker", "Explanation", "Findings", "Fp64Checker",
-    "FullValueChecker", "GoldenCheck", "GoldenFile", "Imported", "Judgement", "Key", "LayoutError",
-    "Metrics", "MissingValueError", "NotCallableError", "Op", "Origin", "Outcome", "Page",
-    "PartitionConfig", "PartitionError", "Proposal", "Record", "ReferenceChecker", "Replay",
-    "Report", "Repro", "Retention", "RoundingChecker", "Row", "SelectionError", "Slot", "Summary",
-    "Tally", "TensorInfo", "Verdict", "VerificationError", "VerificationWarning", "VerifyConfig",
-    "Why", "__version__", "activations", "audit", "capture", "check", "check_golden",
-    "check_partition_options", "compact", "compare", "compiled_backend", "explain", "fx_backend",
-    "import_dump", "layout", "microbatch", "pack_golden", "padded", "page", "propose_mapping",
-    "reference", "register_annotation", "repro", "run_and_compare", "same", "save", "set_rank",
-    "verify", "verify_correctness", "verify_graph", "verify_partition_options", "verifying_backend",
+    "FullValueChecker", "GoldenCheck", "GoldenFile", "GraftReport", "GraftedRun", "Imported",
+    "Judgement", "Key", "LayoutError", "Metrics", "MissingValueError", "NotCallableError", "Op",
+    "Origin", "Outcome", "Page", "PartitionConfig", "PartitionError", "Proposal", "Record",
+    "ReferenceChecker", "Replay", "Report", "Repro", "Retention", "RoundingChecker", "Row",
+    "SelectionError", "Slot", "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError",
+    "VerificationWarning", "VerifyConfig", "Why", "__version__", "activations", "audit", "capture",
+    "check", "check_golden", "check_partition_options", "compact", "compare", "compiled_backend",
+    "explain", "fx_backend", "graft", "graft_all", "import_dump", "layout", "microbatch",
+    "pack_golden", "padded", "page", "propose_mapping", "reference", "register_annotation", "repro",
+    "run_and_compare", "same", "save", "set_rank", "verify", "verify_correctness", "verify_graph",
+    "verify_partition_options", "verifying_backend",
 ]  # fmt: skip
 
 # Module -> the public names that it defines. Nothing is imported, torch least of all, until a
@@ -77,6 +79,7 @@ _HOMES = {
     "dumping.retention": "Retention",
     "explaining": "Explanation explain",
     "golden": "GoldenCheck GoldenFile check_golden pack_golden",
+    "grafting": "GraftReport GraftedRun graft graft_all",
     "importing": "Imported import_dump",
     "judge": "AllCloseValueChecker AutomaticValueChecker Checker Conditions CosineChecker "
     "ExactChecker Fp64Checker FullValueChecker ReferenceChecker RoundingChecker",

@@ -31,6 +31,7 @@ from dumpcmp.pytorch.names import check_names
 from dumpcmp.taps.distributed.ranks import world
 from dumpcmp.taps.modes.graph import GraphBackend
 from dumpcmp.taps.modes.modules import ModuleCapture
+from dumpcmp.taps.recording.grafts import Grafts
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.values import Counts, Weights
@@ -148,8 +149,12 @@ def capturing(
     dtype: str | None = None,
     overwrite: bool = False,
     facts: Mapping[str, Any] | None = None,
+    grafts: Grafts | None = None,
 ) -> Iterator[Capture]:
-    """Capture `roots`, or all models, while the block runs; run.json says `facts` too."""
+    """Capture `roots`, or all models, while the block runs; run.json says `facts` too.
+
+    Of `grafts` calls give other values than their own.
+    """
     precision = Precision(dtype) if dtype else None
     lacking = check_mode(mode, tap, dtype)
     here = world()
@@ -178,7 +183,7 @@ def capturing(
         recorder.lacking = lacking
         recorder.weights, recorder.weigh = weights_kept(tap, mode, retention), retention.weigher()
         taken = watching(mode, recorder, roots)
-        taken.precision = precision
+        taken.precision, taken.grafts = precision, grafts
         with _activated(Capture(taken, out, beside)) as now:
             yield now
 

@@ -35,6 +35,7 @@ from dumpcmp.nouns.errors import CaptureError, CaptureWarning
 from dumpcmp.nouns.options import load, readable
 from dumpcmp.nouns.selection import Selection, make_tap
 from dumpcmp.taps.inductor.compiled import unwrapped
+from dumpcmp.taps.recording.grafts import Grafts
 from dumpcmp.taps.recording.values import Counts
 
 
@@ -72,6 +73,7 @@ def dump(
     overwrite: bool = False,
     certify: bool = False,
     watch: Callable[[Capture], None] = lambda _: None,
+    grafts: Grafts | None = None,
     **selection: Unpack[Selection],
 ) -> Dumped:
     """Run `program` under a capture of every model in it.
@@ -93,7 +95,15 @@ def dump(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         with capturing(
-            (), path, tap, mode, retention, dtype=dtype, overwrite=overwrite, facts={"seed": seed}
+            (),
+            path,
+            tap,
+            mode,
+            retention,
+            dtype=dtype,
+            overwrite=overwrite,
+            facts={"seed": seed},
+            grafts=grafts,
         ) as now:
             watch(now)
             error = certifying.run(now) if certifying else error_of(program)
@@ -101,6 +111,8 @@ def dump(
                 raise error or SystemExit(0)
             if error is not None:
                 now.writer.run["error"] = f"{type(error).__name__}: {error}"
+            if grafts is not None:
+                now.writer.run["grafts"] = list(grafts.done.values())
             ended = time.monotonic()
             if certifying is not None:
                 now.writer.run["certificate"] = asdict(certifying.conclude())

@@ -18,6 +18,7 @@ from dumpcmp.nouns.row import Row, Verdict, Why
 from dumpcmp.nouns.selection import closest, names_key
 from dumpcmp.replay.running import rerun
 from dumpcmp.replay.unreplayable import Unreplayable
+from dumpcmp.report.advice import first_value
 from dumpcmp.reproducing.case import (
     ErrorMeasure,
     GuiltyKind,
@@ -37,11 +38,11 @@ _ANY = "write a compare report to see all that fails: dumpcmp compare --out repo
 
 
 def guilty_row(outcome: Outcome, name: str) -> Row:
-    """The row that is meant: the first divergence, or what fails of the op or value `name`."""
+    """The row that is meant: the first root that a call or a leaf is, or what fails of `name`."""
     if not name:
         if outcome.first_divergence is None:
             raise SelectionError(f"nothing to reproduce: {outcome.word}", hint=_ANY)
-        return outcome.first_divergence
+        return first_value(outcome) or outcome.first_divergence
     found = [row for row in outcome.rows if names_key(row.key, name)]
     if not found:
         near = ", ".join(closest(name, sorted({row.key.op for row in outcome.rows})))

@@ -270,3 +270,24 @@ def test_an_optimizer_that_is_not_torchs_shows_both_sides(tmp_path: Path) -> Non
     assert "is no optimizer of torch" in (made.path / "README.md").read_text()
     assert ends(made)[0] == 1
     assert ends(made, "--right") == (0, "")
+
+
+@pytest.mark.long
+def test_a_setting_of_an_optimizer_is_shown_by_the_first_weight_that_it_made(
+    tmp_path: Path,
+) -> None:
+    for name, decay in (("d1", 0.1), ("d2", 0.0)):
+        torch.manual_seed(3)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=decay)
+        with dumpcmp.capture(model, tmp_path / name, backward=True, weights=True):
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).square().sum().backward()
+                optimizer.step()
+    first = dumpcmp.compare(tmp_path / "d1", tmp_path / "d2").first_divergence
+    assert first is not None and first.key.op.is_effect
+    made = dumpcmp.repro(tmp_path / "d2", tmp_path / "d1", path=tmp_path / "repro")
+    assert made.case.kind is GuiltyKind.OPTIMIZER
+    assert ends(made)[0] == 1
+    assert ends(made, "--right") == (0, "")

@@ -23,6 +23,7 @@ from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.modes import callables
 from dumpcmp.taps.modes.around import OF_FUNCTIONS, RunPlan, answer_in_c, carried_out, work
 from dumpcmp.taps.recording.functions import Function, function_of, moments_written
+from dumpcmp.taps.recording.grafts import GRAFTED
 from dumpcmp.taps.recording.routine import Ticket
 from dumpcmp.taps.recording.step import Step
 from dumpcmp.taps.recording.values import Shared
@@ -149,6 +150,8 @@ def recorded(
             call = None
     if call is None:
         return func, args, kwargs, None
+    if call.target == GRAFTED and step.grafts is not None:
+        func = step.grafts.around(func, call, function.returns_nothing, is_beneath_autograd)
     of = _RunningCall(function, func, args, kwargs, call, is_beneath_autograd, written, shared)
     return func, args, kwargs, partial(_record_outputs, step, of)
 

@@ -51,6 +51,7 @@ from dumpcmp.taps.modes.warning_places import warnings_as_uncaptured
 from dumpcmp.taps.recording.changed_inputs import GivenArguments, given_to, put_changed
 from dumpcmp.taps.recording.end_state import put_state, put_state_of
 from dumpcmp.taps.recording.gradients import Watches
+from dumpcmp.taps.recording.grafts import Grafts
 from dumpcmp.taps.recording.last_look import LastLook, ModuleWeights
 from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.precision import Precision
@@ -127,6 +128,7 @@ class ModuleCapture:
         self._roots = {id(layer): weakref.ref(layer) for layer in given}
         self.mode = mode if recorder.tap.level is Level.FUNCTIONS else None
         self.precision: Precision | None = None
+        self.grafts: Grafts | None = None
         self._here = _Doing()
         recorder.active = lambda: self._here.step
         self.replays = Replays(recorder, self.watches, recorder.graph_budget, lambda: self.compiles)
@@ -365,6 +367,8 @@ class ModuleCapture:
             self.precision.convert(module)
             args, kwargs = self.precision.inputs((args, kwargs))
             step.run_in(self.precision)
+        if self.grafts is not None:
+            step.graft(self.grafts)
         ends.enter_context(self._inside(step))
         given = self._given(step, module, args, kwargs)
         run = self.root_run(module, run, args, kwargs)
@@ -460,11 +464,14 @@ class ModuleCapture:
 
     def _end_module(
         self, step: Step, calling: _Calling, result: Any, error: BaseException | None
-    ) -> None:
+    ) -> Instead | None:
         with HOLD:
             step.scopes.close_to(calling.depth)
             if error is not None or calling.call is None:
-                return
+                return None
+            own = result
+            if step.grafts is not None and isinstance(calling.call, Call):
+                result = step.grafts.of_module(calling.call, result)
             try:
                 self.exit(step, calling.call, result)
                 _, scope, module, args, kwargs, call = calling
@@ -473,6 +480,7 @@ class ModuleCapture:
                         step.routine.learn_module(scope, module, args, kwargs, call, result)
             except Exception as trouble:
                 self.recorder.give_up(trouble)
+            return None if result is own else (result,)
 
     def _slowly(self, step: Step, module: nn.Module, run: Callable[..., Any]) -> Any:
         """What calls a module whose call is not known."""

@@ -22,6 +22,7 @@ from dumpcmp.taps.recording.functions import (
     leaves_unwritten,
     needs_care,
 )
+from dumpcmp.taps.recording.grafts import GRAFTED, Grafts
 from dumpcmp.taps.recording.models import Model, Scope, Scopes
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.routine import (
@@ -72,6 +73,7 @@ class Step:
         self.model = model
         self.number = number
         self.precision: Precision | None = None
+        self.grafts: Grafts | None = None
         self.routine: Routine | None = None  # knows calls that came before
         self.scopes = Scopes(model.ops, knowns=model.knowns(thread_name()))
         self._phase = Phase.FORWARD
@@ -97,12 +99,17 @@ class Step:
         self.precision = precision
         self.end_routine()
 
+    def graft(self, grafts: Grafts) -> None:
+        """Have calls of this step give what `grafts` say in place of their own results."""
+        self.grafts = grafts
+        self.end_routine()
+
     def follow_routine(self, call_slowly: Callable[..., Any]) -> None:
         """Know again what steps before did: functions, which a mode is about to show, and modules.
 
         Calls of modules that are not known go to `call_slowly`.
         """
-        if type(self) is Step and self.precision is None:
+        if type(self) is Step and self.precision is None and self.grafts is None:
             self.routine = routine_of(self)
             if self.routine is not None:
                 self.routine.follow(call_slowly)
@@ -201,7 +208,9 @@ class Step:
         args = in_order(function, args)
         found, arguments = function_arguments(args, kwargs, function.positions)
         line = current_line() if self._line is None else self._line
-        call = self.call(op, number, function.target, arguments, line)
+        is_grafted = self.grafts is not None and self.grafts.has(self.number, op, number)
+        target = GRAFTED if is_grafted else function.target
+        call = self.call(op, number, target, arguments, line)
         if self.tap.inputs and not self.outlet.is_taped and function.draws(args, kwargs):
             self.store(call, generator_for(found))
         self.inputs(call, found)
