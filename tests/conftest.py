@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -24,6 +25,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it start
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What the processor says it can do, the compiler can: Inductor tries it out, for ten seconds.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+# A shell lets what runs in its background ignore interrupts; programs of tests would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Examples that come slowly tell of a busy machine, not of a fault.
 settings.register_profile("tests", suppress_health_check=[HealthCheck.too_slow])
