@@ -92,6 +92,7 @@ def by_ddp(model: nn.Module, backend: Any) -> Callable[..., Any]:
     return torch.compile(DistributedDataParallel(model, bucket_cap_mb=1), backend=backend)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("config", [INFER, TRAIN], ids=["infer", "train"])
 @pytest.mark.parametrize("compiled", [by_hand, by_ddp])
 @pytest.mark.parametrize("model_class", [TwoConvs, ThreeConvs])
@@ -174,6 +175,7 @@ def mutate_base(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("function", [mutate_view, mutate_base])
 def test_mutation_reaches_base_and_view(
@@ -209,6 +211,7 @@ class MutatesItsOutput(nn.Module):
         return x
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("through", ["base", "view"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_mutation_of_a_convolutions_output(through: str, backend: str) -> None:
