@@ -392,7 +392,6 @@ class Facts:
             is_update=update is not None,
             is_settled=is_settled,
             leaf=self._leaf(pair, is_made),
-            is_rearranged=self._is_rearranged(pair),
             levels=self._levels(pair),
             is_code=pair in self.codes,
             unsettled=self._in_terms.get(pair, "") or self._unsettled(pair),
@@ -488,24 +487,6 @@ class Facts:
             for run, key in self._sides(pair)
             for place in run.places(key)
         )
-
-    def _is_rearranged(self, pair: Pair) -> bool:
-        """Whether a leaf that is another tensor is shown to hold golden's numbers all the same."""
-        return pair not in self.starts and self._is_shown(pair) and not self._open_steps(pair)
-
-    def _open_steps(self, pair: Pair) -> bool:
-        """Whether anything of the start of a pair's step is another, or could not be shown."""
-        names = {(run is self.golden, key.model, key.step) for run, key in self._sides(pair)}
-        return bool(self.lost) or bool(names & self._not_shown)
-
-    @cached_property
-    def _not_shown(self) -> set[tuple[bool, str, int]]:
-        found = set()
-        for step in self.steps:
-            if any(one.answer is not ProofAnswer.DIFFERENT_PROGRAM for one in step.proof.findings):
-                for is_golden, program in ((True, step.golden), (False, step.target)):
-                    found.add((is_golden, program.model, program.step))
-        return found
 
     def _leaf(self, pair: Pair, is_made: bool) -> str:
         """In what a run started otherwise; golden may start from what the target computes."""

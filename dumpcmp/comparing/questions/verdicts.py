@@ -62,7 +62,6 @@ class JudgedFacts:
     is_update: bool = False  # `check` tells what an optimizer made, as golden's would
     is_settled: bool = False  # both calls did the same to the same bytes
     leaf: str = ""  # in what a start value differs
-    is_rearranged: bool = False  # all that was made of it is golden's, whatever it looks like
     levels: str = ""  # how declared levels explain what it differs in
     is_code: bool = False  # the target has codes where golden has numbers
     parting: str = ""  # that the programs part here, and how
@@ -176,9 +175,6 @@ class Judging:
         is_flipped = any(each.is_flipped for each in before)
         if one.is_code:
             return ValueState(Judgement(Verdict.SKIPPED, _CODES), taint, root, is_flipped, False)
-        if one.leaf and one.is_rearranged and not one.levels:
-            said = f"{one.leaf}; what was computed from it is golden's"
-            return ValueState(Judgement(Verdict.COVERED, said), taint, root, is_flipped)
         if one.leaf and not one.levels:
             return ValueState(_failing(one.leaf, Why.LEAF), Taint.FAULT, pair, is_flipped, False)
         if one.absence in _NO_DIFFERENCE:
