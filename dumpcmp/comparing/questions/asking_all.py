@@ -11,7 +11,7 @@ from dumpcmp.align.laps import in_laps
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.merging import merged_pairs
 from dumpcmp.align.mesh.deliveries import without_collectives
-from dumpcmp.align.pairing import in_golden_terms, turned_pair
+from dumpcmp.align.pairing import in_golden_terms, turned_pair, with_repeats
 from dumpcmp.align.partners import Partners
 from dumpcmp.align.passes import by_provenance, with_collectives
 from dumpcmp.align.unwritten import unwritten
@@ -158,7 +158,8 @@ class ProgramComparison(RowComparison):
             merged_pairs(partners) if self.renaming.merges else (),
         )
         if any(call.kernel for call in target.calls.values()):
-            pairs = list(by_provenance(pairs, mine, its, _Kernels(its, terms).kernel_of))
+            known = by_provenance(pairs, mine, its, _Kernels(its, terms).kernel_of)
+            pairs = with_repeats(list(known), mine, its)
         if turns is not None:
             pairs = [turned_pair(partners, pair) for pair in pairs]
         if ranked:
