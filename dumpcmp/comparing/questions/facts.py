@@ -82,7 +82,7 @@ class Facts:
                 if key is None:
                     continue
                 for place in run.places(key):
-                    rank = 2 * (place.key == key or self._is_told_at(run, place, key)) + pair.both
+                    rank = 2 * (place.key == key or bool(self._told_at(run, place, key))) + pair.both
                     if place not in found or found[place][0] < rank:
                         found[place] = rank, main
         return {place: main for place, (_, main) in found.items()}
@@ -101,8 +101,7 @@ class Facts:
         found = 0
         for run, key in self._sides(pair):
             told = [
-                4 * self._is_told_at(run, place, key) + (place.key == key)
-                for place in run.places(key)
+                self._told_at(run, place, key) + (place.key == key) for place in run.places(key)
             ]
             found += 2 * max(told, default=0) + (run is self.target)
         return found
@@ -111,16 +110,16 @@ class Facts:
     def mains(self) -> dict[Pair, Pair]:
         return {pair: main for some, main in self._groups for pair in some}
 
-    def _is_told_at(self, run: RunValues, place: ValueId, key: Key) -> bool:
-        """Whether what is known of how a value was made is told under this name of it."""
+    def _told_at(self, run: RunValues, place: ValueId, key: Key) -> int:
+        """How far what is known of how a value was made is told under this name of it."""
         node = run.producer(place)
         if node is None or node.own is None:
-            return False
+            return 0
         side = "golden" if run is self.golden else "target"
         blamed = self.checks.get((side, place), _NO_CHECK).blamed
-        if blamed:
-            return str(key.site) == blamed[0] and key.slot.is_gradient
-        return (key.op, key.call, key.slot) == (node.call.op, node.call.call, node.own.slot)
+        if blamed:  # which is worth more than whose gradient it is
+            return 16 * (str(key.site) == blamed[0] and key.slot.is_gradient)
+        return 4 * ((key.op, key.call, key.slot) == (node.call.op, node.call.call, node.own.slot))
 
     @cached_property
     def sources(self) -> dict[Pair, list[Pair]]:
