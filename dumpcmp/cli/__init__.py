@@ -20,6 +20,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "bisect": "run two programs and compare the step in which they part",
         "repro": "cut the guilty op out into a folder that shows the fault alone",
         "graft": "put guilty ops right: what each of them costs, and what is left",
+        "serve": "show a comparison as a live page, of any size, on this machine",
         "report": "make one HTML page of a report, which opens from disk",
         "map": "propose a mapping between two implementations of a model",
         "fusions": "list the fusions that a dump can turn off",

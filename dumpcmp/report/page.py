@@ -67,20 +67,35 @@ def page_of(told: Mapping[str, Any], rows: Cells) -> str:
 
 def assembled(source: str, scripts: Sequence[str], word: str, payload: Mapping[str, Any]) -> str:
     """The HTML `source` with its style, its `scripts` and what they show, in one text."""
-    style, script = _source("page.css"), "\n".join(map(_source, scripts))
-    policy = _POLICY.format(script=_digest(script), style=_digest(style))
+    style, script = source_of("page.css"), script_of(scripts)
     parts = {
-        "policy": policy,
+        "policy": policy_of(style, script),
         "title": html.escape(visible(word)[:120]),
         "style": style,
         "script": script,
         "payload": _packed(payload),
         "word": html.escape(visible(word)),  # for those who run no script
     }
-    return _MARK.sub(lambda mark: parts[mark[1]], _source(source))
+    return put_together(source, parts)
 
 
-def _source(name: str) -> str:
+def put_together(source: str, parts: Mapping[str, str]) -> str:
+    """The HTML `source` with `parts` where it names them."""
+    return _MARK.sub(lambda mark: parts[mark[1]], source_of(source))
+
+
+def script_of(names: Sequence[str]) -> str:
+    """The scripts in files of `html/`, as one."""
+    return "\n".join(map(source_of, names))
+
+
+def policy_of(style: str, script: str) -> str:
+    """The policy of a page that has this style and script, and nothing from anywhere else."""
+    return _POLICY.format(script=_digest(script), style=_digest(style))
+
+
+def source_of(name: str) -> str:
+    """The text of a file of `html/`."""
     return (files("dumpcmp.report") / "html" / name).read_text(encoding="utf-8")
 
 

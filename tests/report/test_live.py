@@ -1,0 +1,261 @@
+"""The live page: who may see it, what it is told, and the page in a real browser."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, overload
+from urllib.parse import urlencode
+
+import pytest
+
+from dumpcmp.comparing import compare
+from dumpcmp.comparing.watching import compare_by_steps
+from dumpcmp.live_server import HOST, LiveServer, serving
+from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.nouns.key import Key, Op
+from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.row import Row
+from dumpcmp.report import live
+from dumpcmp.report.live import MOST_AT_ONCE, View
+from tests.report.browser import WHY_NOT, browsing
+
+SAMPLES = Path(__file__).parents[2] / "sample_dumps"
+GOLDEN, MINE = SAMPLES / "golden", SAMPLES / "target"
+HOSTILE = "<img src=x onerror=document.title='hacked'>"
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    found = compare(GOLDEN, MINE)
+    first, *others = found.rows
+    key = Key(first.key.model, first.key.step, Op(HOSTILE), first.key.call, first.key.slot)
+    return replace(found, rows=[replace(first, key=key), *others])
+
+
+@pytest.fixture
+def server(outcome: Outcome) -> Iterator[LiveServer]:
+    view = View(GOLDEN, MINE)
+    view.finish(outcome)
+    with serving(view) as found:
+        yield found
+
+
+Answer = tuple[int, dict[str, str], str]
+
+
+def asked(server: LiveServer, path: str, method: str = "GET", **headers: str) -> Answer:
+    """One request in these words, and its status, headers and text."""
+    connection = http.client.HTTPConnection(HOST, server.server_port, timeout=20)
+    try:
+        connection.putrequest(method, path, skip_host="Host" in headers)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read().decode()
+    finally:
+        connection.close()
+
+
+def rows(server: LiveServer, **query: Any) -> dict[str, Any]:
+    """What the page is told of rows."""
+    status, _, text = asked(server, f"/{server.token}/rows?{urlencode(query)}")
+    assert status == 200, text
+    return dict(json.loads(text))
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "ODD"])
+@pytest.mark.parametrize("path", ["/", "/state", "/rows", "//state", "/{half}/", "/{token}", "*"])
+def test_without_the_token_nothing_is_answered(server: LiveServer, method: str, path: str) -> None:
+    token = server.token
+    status, _, text = asked(server, path.format(half=token[:-1], token=token), method)
+    assert status == 403 and "sample_dumps" not in text
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "[::1]:{port}"]
+)
+def test_a_name_that_leads_here_from_elsewhere_is_refused(server: LiveServer, host: str) -> None:
+    named = host.format(port=server.server_port)
+    assert asked(server, f"/{server.token}/", Host=named)[0] == 403
+    local = f"localhost:{server.server_port}"
+    assert asked(server, f"/{server.token}/", Host=local)[0] == 200
+
+
+def test_only_this_machine_is_listened_to(server: LiveServer) -> None:
+    assert server.socket.getsockname()[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "path", ["../../etc/passwd", "..%2f..%2fetc/passwd", "/etc/passwd", "page.css", "state/", "x"]
+)
+def test_there_are_no_files(server: LiveServer, path: str) -> None:
+    assert asked(server, f"/{server.token}/{path}")[0] == 404
+
+
+def test_the_page_states_a_policy_and_is_not_kept(server: LiveServer) -> None:
+    status, headers, text = asked(server, f"/{server.token}/")
+    assert status == 200 and text.startswith("<!DOCTYPE html>") and "@@" not in text
+    policy = headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe" not in policy
+    assert headers["Cache-Control"] == "no-store" and headers["Referrer-Policy"] == "no-referrer"
+    assert server.token not in text and "dumpcmp" in headers["Server"]
+
+
+def test_rows_come_in_pieces_that_are_all_of_them(server: LiveServer, outcome: Outcome) -> None:
+    total = rows(server, limit=0)["total"]
+    assert total == len(outcome.rows) > 50
+    pieces = [rows(server, offset=at, limit=37)["rows"] for at in range(0, total, 37)]
+    found = [(row["token"], row["op"], row["slot"]) for piece in pieces for row in piece]
+    assert found == [(row.key.step, row.key.op, row.key.slot) for row in outcome.rows]
+    assert len(rows(server, limit=10**6)["rows"]) == min(total, MOST_AT_ONCE)
+    assert rows(server, offset=total + 5)["rows"] == []
+
+
+def test_filters_leave_what_they_say(server: LiveServer, outcome: Outcome) -> None:
+    failing = rows(server, verdict="failing")
+    assert failing["total"] == len(outcome.failures) and failing["complete"]
+    passing = rows(server, verdict="PASS", text="O_PROJ layers.0")
+    assert passing["total"] and all("layers.0.attn.o_proj" in one["op"] for one in passing["rows"])
+    assert {one["verdict"] for one in passing["rows"]} == {"PASS"}
+    assert rows(server, text="no such op")["total"] == 0
+
+
+@pytest.mark.parametrize("query", ["offset=x", "offset=-1", "limit=-1", "verdict=GOOD"])
+def test_a_question_that_makes_no_sense_is_told_so(server: LiveServer, query: str) -> None:
+    status, _, text = asked(server, f"/{server.token}/rows?{query}")
+    assert status == 400 and text.strip()
+
+
+def test_a_long_search_comes_in_stretches(
+    outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "SEARCH_SECONDS", 0.0)  # one row in each answer
+    view = View(GOLDEN, MINE)
+    view.finish(outcome)
+    told = [view.rows(0, 10, text="layers") for _ in outcome.rows]
+    assert [one["complete"] for one in told] == [False] * (len(told) - 1) + [True]
+    assert told[-1]["total"] == sum("layers" in str(row.key) for row in outcome.rows)
+
+
+def test_a_run_that_goes_on_adds_rows_and_in_the_end_is_there_whole() -> None:
+    view = View(GOLDEN, MINE)
+    assert view.state()["word"] == "comparing" and view.rows(0, 5)["total"] == 0
+    seen = []
+
+    def tell(steps: list[int], outcome: Outcome) -> None:
+        view.add(steps, outcome)
+        state = view.state()
+        seen.append((state["num_rows"], state["generation"], state["has_ended"]))
+        assert view.rows(0, 5, text="layers")["total"] and state["word"].startswith("so far: ")
+
+    whole = compare_by_steps(GOLDEN, MINE, follow=True, tell=tell)
+    assert len(seen) > 1 and seen == sorted(seen) and {one[1:] for one in seen} == {(0, False)}
+    view.finish(whole)
+    state = view.state()
+    assert (state["num_rows"], state["generation"], state["has_ended"]) == (
+        len(whole.rows),
+        1,
+        True,
+    )
+    assert state["word"] == whole.word and state["exit_code"] == 1
+    assert sum(state["tally"].values()) == len(whole.rows)
+
+
+def test_a_port_that_is_taken_is_told(server: LiveServer) -> None:
+    with (
+        pytest.raises(SelectionError, match="in use"),
+        serving(View(GOLDEN, MINE), server.server_port),
+    ):
+        pass
+
+
+def test_the_command_serves_until_it_is_interrupted() -> None:
+    command = [sys.executable, "-m", "dumpcmp", "serve", str(GOLDEN), str(MINE), "--token", "0"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        connection = http.client.HTTPConnection(*address.split("/")[2].split(":"), timeout=60)  # type: ignore[arg-type]
+        state: dict[str, Any] = {}
+        while not state.get("has_ended"):
+            connection.request("GET", f"/{address.split('/')[3]}/state")
+            state = json.loads(connection.getresponse().read())
+        connection.close()
+        assert state["word"].startswith("WRONG at layers.1.attn.o_proj")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (0, "")
+    finally:
+        process.kill()
+
+
+class Endless(Sequence[Row]):
+    """A row in five million steps: more than a scroll bar has pixels for."""
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+
+    def __len__(self) -> int:
+        return 5_000_000
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+        if isinstance(place, slice):
+            return [self[at] for at in range(len(self))[place]]
+        key = self._row.key
+        return replace(self._row, key=Key(key.model, place, key.op, key.call, key.slot))
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_the_page_in_a_browser(server: LiveServer, outcome: Outcome, tmp_path: Path) -> None:
+    wait = """const [script, done] = arguments; const test = new Function(`return ${script}`);
+    const look = () => test() ? done(true) : setTimeout(look, 20); look();"""
+    with browsing(tmp_path / "profile") as browser:
+
+        def until(script: str) -> None:
+            assert browser.ask("POST", "/execute/async", script=wait, args=[script]) is True
+
+        browser.ask("POST", "/url", url="about:blank")
+        browser.logs("browser"), browser.logs("performance")  # of the browser's own first page
+        browser.ask("POST", "/url", url=server.address)
+        until("live.table.rows.complete && live.told")
+        assert browser.text("#word") == outcome.word
+        lines = int(browser.run("return document.querySelectorAll('#rows tbody tr').length"))
+        assert 5 < lines < 60 < len(outcome.rows)  # those in sight alone
+        assert HOSTILE in browser.text("#rows") and browser.run("return document.title") != "hacked"
+        assert browser.run("return document.images.length") == 0
+        browser.run("byId('table').scrollTop = 1e9")
+        last = str(outcome.rows[-1].key.op)
+        until(f"byId('rows').innerText.includes({json.dumps(last)})")
+        browser.click("#roots button")
+        until("live.table.rows.complete && byId('row').innerText.includes('o_proj')")
+        assert browser.text("#count").startswith("1 row") or "rows" in browser.text("#count")
+        browser.type("#search", " no such op")
+        until("byId('count').textContent === '0 rows'")
+        server.view._rows = Endless(outcome.rows[-1])
+        browser.run("live.table.filter({verdict: '', text: ''})")
+        until("live.table.rows.complete && live.table.rows.total === 5000000")
+        for top, seen in (("1e9", "4999999"), ("0", "0"), ("byId('table').scrollHeight / 2", "25")):
+            browser.run(f"byId('table').scrollTop = {top}")
+            tokens = "[...document.querySelectorAll('#rows tbody td:first-child')]"
+            until(f"{tokens}.some(cell => cell.innerText.startsWith('{seen}'))")
+        browser.run(
+            "live.table.go(3000000)"
+        )  # each row can be reached, whatever the scroll bar can
+        until(f"{tokens}.some(cell => cell.innerText === '3000000')")
+        assert browser.complaints() == []
+        outside = [url for url in browser.requests() if not url.startswith(server.address)]
+        assert outside == []
