@@ -157,7 +157,8 @@ def test_a_run_that_goes_on_adds_rows_and_in_the_end_is_there_whole() -> None:
         assert view.rows(0, 5, text="layers")["total"] and state["word"].startswith("so far: ")
 
     whole = compare_by_steps(GOLDEN, MINE, follow=True, tell=tell)
-    assert len(seen) > 1 and seen == sorted(seen) and {one[1:] for one in seen} == {(0, False)}
+    tell([1], whole)
+    assert len(seen) > 1 and seen == sorted(set(seen)) and {s[1:] for s in seen} == {(0, False)}
     view.finish(whole)
     state = view.state()
     assert (state["num_rows"], state["generation"], state["has_ended"]) == (
@@ -185,10 +186,11 @@ def test_the_command_serves_until_it_is_interrupted() -> None:
     try:
         assert process.stdout is not None
         address = process.stdout.readline().split()[-1]
-        connection = http.client.HTTPConnection(*address.split("/")[2].split(":"), timeout=60)  # type: ignore[arg-type]
+        _, _, place, token, _ = address.split("/")
+        connection = http.client.HTTPConnection(place, timeout=60)
         state: dict[str, Any] = {}
         while not state.get("has_ended"):
-            connection.request("GET", f"/{address.split('/')[3]}/state")
+            connection.request("GET", f"/{token}/state")
             state = json.loads(connection.getresponse().read())
         connection.close()
         assert state["word"].startswith("WRONG at layers.1.attn.o_proj")
@@ -242,7 +244,7 @@ def test_the_page_in_a_browser(server: LiveServer, outcome: Outcome, tmp_path: P
         until(f"byId('rows').innerText.includes({json.dumps(last)})")
         browser.click("#roots button")
         until("live.table.rows.complete && byId('row').innerText.includes('o_proj')")
-        assert browser.text("#count").startswith("1 row") or "rows" in browser.text("#count")
+        assert 0 < browser.run("return live.table.rows.total") < len(outcome.failures)
         browser.type("#search", " no such op")
         until("byId('count').textContent === '0 rows'")
         server.view._rows = Endless(outcome.rows[-1])
@@ -252,9 +254,7 @@ def test_the_page_in_a_browser(server: LiveServer, outcome: Outcome, tmp_path: P
             browser.run(f"byId('table').scrollTop = {top}")
             tokens = "[...document.querySelectorAll('#rows tbody td:first-child')]"
             until(f"{tokens}.some(cell => cell.innerText.startsWith('{seen}'))")
-        browser.run(
-            "live.table.go(3000000)"
-        )  # each row can be reached, whatever the scroll bar can
+        browser.run("live.table.go(3000000)")  # a row that no pixel of the scroll bar stands for
         until(f"{tokens}.some(cell => cell.innerText === '3000000')")
         assert browser.complaints() == []
         outside = [url for url in browser.requests() if not url.startswith(server.address)]

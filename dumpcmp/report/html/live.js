@@ -70,6 +70,7 @@ class Pieces {
 class LiveTable {
   constructor() {
     this.box = byId("table");
+    this.box.style.overflowAnchor = "none"; // lines change under the scroll bar, and it must not follow
     this.body = byId("rows").tBodies[0];
     this.first = 0; // the row on top, which a scroll bar of so many pixels cannot always tell
     this.picked = null;
@@ -97,9 +98,10 @@ class LiveTable {
     this.paint();
   }
 
-  inSight() { return Math.max(1, Math.floor(this.box.clientHeight / LINE) - 1); }
+  // offsetHeight: what a scroll bar below leaves changes with the rows in sight.
+  inSight() { return Math.max(1, Math.floor(this.box.offsetHeight / LINE) - 2); }
   height() { return Math.min(this.rows.total * LINE, TALLEST); }
-  reach() { return Math.max(1, this.height() + LINE - this.box.clientHeight); }
+  reach() { return Math.max(1, this.height() + LINE - this.box.offsetHeight); }
   last() { return Math.max(0, this.rows.total - this.inSight()); }
   topOf(place) { return this.height() < TALLEST ? place * LINE : place / Math.max(1, this.last()) * this.reach(); }
   placeAt(top) { return this.height() < TALLEST ? Math.floor(top / LINE) : Math.min(this.last(), Math.round(top / this.reach() * this.last())); }
@@ -114,7 +116,7 @@ class LiveTable {
     const {total, complete} = this.rows;
     byId("count").textContent = counted(total, "row") + (complete ? "" : " so far, searching");
     byId("rows").setAttribute("aria-rowcount", total);
-    const last = Math.min(total, this.first + this.inSight() + 3);
+    const last = Math.min(total, this.first + this.inSight() + 4);
     this.rows.need(this.first, last);
     const spacer = height => {
       const cell = make("td", {colspan: NAMES.length});
