@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from dumpcmp.nouns.errors import DumpcmpError, SelectionError
-from dumpcmp.report.live import View, live_page
+from dumpcmp.report.live import LiveView, live_page
 
 HOST = "127.0.0.1"
 _JSON = "application/json"
@@ -34,11 +34,11 @@ _HEADERS = {
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves a View to those who know its address."""
+    """Serves a LiveView to those who know its address."""
 
     daemon_threads = True
 
-    def __init__(self, view: View, port: int = 0) -> None:
+    def __init__(self, view: LiveView, port: int = 0) -> None:
         self.view, self.token = view, secrets.token_urlsafe(32)
         self.page, self.policy = live_page()
         super().__init__((HOST, port), _Request)
@@ -129,7 +129,7 @@ def _written(told: dict[str, Any]) -> str:
     return json.dumps(told, allow_nan=False, separators=(",", ":"))
 
 
-def _rows(view: View, query: str) -> dict[str, Any]:
+def _rows(view: LiveView, query: str) -> dict[str, Any]:
     """The rows that the query of an address asks for."""
     asked = {name: words[-1] for name, words in parse_qs(query, max_num_fields=8).items()}
     try:
@@ -140,7 +140,7 @@ def _rows(view: View, query: str) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(view: View, port: int = 0) -> Iterator[LiveServer]:
+def serving(view: LiveView, port: int = 0) -> Iterator[LiveServer]:
     """Serve `view` while the block runs; port 0 is one that is free."""
     try:
         server = LiveServer(view, port)
@@ -175,7 +175,7 @@ def serve(
     from dumpcmp.comparing import compare
     from dumpcmp.comparing.watching import compare_by_steps
 
-    view = View(golden, mine)
+    view = LiveView(golden, mine)
     options["progress"] = view.progress
     with serving(view, port) as server:
         try:

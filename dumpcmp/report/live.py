@@ -23,6 +23,7 @@ MOST_AT_ONCE = 500  # rows in one answer
 MOST_ROOTS = 50  # that the page names; the table has all
 SEARCH_SECONDS = 0.2  # in one answer; the page asks again for what is left
 _MOST_SEARCHES = 8  # that are kept
+_MOST_KEPT = 1000  # rows of one search that stay in memory
 _SCRIPTS = ("model.js", "live.js")
 
 
@@ -42,6 +43,7 @@ class Search:
         self._among: Sequence[Row] = ()
         self._num_rows = 0  # when `_among` was chosen
         self._found = array("Q")  # places in `_among`
+        self._first: list[Row] = []  # that were found: each that lies in a file costs a chunk
         self._seen = 0
 
     def go_on(self, rows: Sequence[Row], seconds: float) -> bool:
@@ -51,8 +53,10 @@ class Search:
             self._num_rows = len(rows)
         deadline = time.monotonic() + seconds
         while self._words and self._seen < len(self._among):
-            if _has(self._among[self._seen], self._words):
+            row = self._among[self._seen]
+            if _has(row, self._words):
                 self._found.append(self._seen)
+                self._first += [row] if len(self._first) < _MOST_KEPT else []
             self._seen += 1
             if time.monotonic() > deadline:
                 break
@@ -63,8 +67,12 @@ class Search:
 
     def piece(self, offset: int, limit: int) -> list[Row]:
         """Some of the rows that are found so far."""
-        places = range(offset, min(offset + limit, len(self)))
-        return [self._among[self._found[at] if self._words else at] for at in places]
+        return [self._at(place) for place in range(offset, min(offset + limit, len(self)))]
+
+    def _at(self, place: int) -> Row:
+        if place < len(self._first):
+            return self._first[place]
+        return self._among[self._found[place] if self._words else place]
 
 
 def _has(row: Row, words: Sequence[str]) -> bool:
@@ -82,7 +90,7 @@ def _verdicts_named(name: str) -> Collection[Verdict]:
     return (Verdict(name),)
 
 
-class View:
+class LiveView:
     """What is known of a comparison while it goes on, and in the end. Threads may share it."""
 
     def __init__(self, golden: Path, mine: Path) -> None:
@@ -127,6 +135,7 @@ class View:
         """All but the rows, as JSON."""
         with self._lock:
             outcome, ended = self._first, self._has_ended
+            whole = outcome if ended else None  # not its truth, which is whether it passes
             word = "comparing" if outcome is None else outcome.word
             return {
                 "dumpcmp": __version__,
@@ -139,8 +148,8 @@ class View:
                 "tally": dict(self._tally),
                 "num_rows": len(self._rows),
                 "roots": [row_as_json(row) for row in self._roots],
-                "remarks": list(outcome.remarks) if ended and outcome else [],
-                "next": list(next_commands(outcome)) if ended and outcome else [],
+                "remarks": [] if whole is None else list(whole.remarks),
+                "next": [] if whole is None else list(next_commands(whole)),
             }
 
     def rows(self, offset: int, limit: int, verdict: str = "", text: str = "") -> dict[str, Any]:

@@ -23,7 +23,7 @@ from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row
 from dumpcmp.report import live
-from dumpcmp.report.live import MOST_AT_ONCE, View
+from dumpcmp.report.live import MOST_AT_ONCE, LiveView
 from tests.report.browser import WHY_NOT, browsing
 
 SAMPLES = Path(__file__).parents[2] / "sample_dumps"
@@ -41,7 +41,7 @@ def outcome() -> Outcome:
 
 @pytest.fixture
 def server(outcome: Outcome) -> Iterator[LiveServer]:
-    view = View(GOLDEN, MINE)
+    view = LiveView(GOLDEN, MINE)
     view.finish(outcome)
     with serving(view) as found:
         yield found
@@ -138,7 +138,7 @@ def test_a_long_search_comes_in_stretches(
     outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "SEARCH_SECONDS", 0.0)  # one row in each answer
-    view = View(GOLDEN, MINE)
+    view = LiveView(GOLDEN, MINE)
     view.finish(outcome)
     told = [view.rows(0, 10, text="layers") for _ in outcome.rows]
     assert [one["complete"] for one in told] == [False] * (len(told) - 1) + [True]
@@ -146,7 +146,7 @@ def test_a_long_search_comes_in_stretches(
 
 
 def test_a_run_that_goes_on_adds_rows_and_in_the_end_is_there_whole() -> None:
-    view = View(GOLDEN, MINE)
+    view = LiveView(GOLDEN, MINE)
     assert view.state()["word"] == "comparing" and view.rows(0, 5)["total"] == 0
     seen = []
 
@@ -166,6 +166,7 @@ def test_a_run_that_goes_on_adds_rows_and_in_the_end_is_there_whole() -> None:
         1,
         True,
     )
+    assert state["next"][0][0].startswith("dumpcmp explain") and len(state["roots"]) == 2
     assert state["word"] == whole.word and state["exit_code"] == 1
     assert sum(state["tally"].values()) == len(whole.rows)
 
@@ -173,7 +174,7 @@ def test_a_run_that_goes_on_adds_rows_and_in_the_end_is_there_whole() -> None:
 def test_a_port_that_is_taken_is_told(server: LiveServer) -> None:
     with (
         pytest.raises(SelectionError, match="in use"),
-        serving(View(GOLDEN, MINE), server.server_port),
+        serving(LiveView(GOLDEN, MINE), server.server_port),
     ):
         pass
 
@@ -237,6 +238,7 @@ def test_the_page_in_a_browser(server: LiveServer, outcome: Outcome, tmp_path: P
         assert browser.text("#word") == outcome.word
         lines = int(browser.run("return document.querySelectorAll('#rows tbody tr').length"))
         assert 5 < lines < 60 < len(outcome.rows)  # those in sight alone
+        assert "dumpcmp explain" in browser.text("#next")
         assert HOSTILE in browser.text("#rows") and browser.run("return document.title") != "hacked"
         assert browser.run("return document.images.length") == 0
         browser.run("byId('table').scrollTop = 1e9")
