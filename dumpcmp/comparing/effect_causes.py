@@ -3,11 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dumpcmp.comparing.side import StepName
 from dumpcmp.nouns.effects import Effect
-from dumpcmp.nouns.row import Row
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.row import Row, Verdict, Why
+
+_OF_STEPS = (Why.WIRED, Why.LEAF)  # weights that are not what golden's optimizer makes
+
+
+@dataclass(slots=True, eq=False)
+class Steering:
+    """How training is steered otherwise than golden's, and which weights differ for it."""
+
+    settings: Row | None = None  # that differ, in the first step that has them
+    alone: Row | None = None  # what one side alone shows, such as clipping
+    first: Key | None = None  # the first weight after that
+
+    def with_causes(self, rows: Sequence[Row]) -> list[Row]:
+        """`rows`, in which one cause is one root, however many weights an optimizer has made."""
+        found: list[Row] = []
+        moved: dict[Key, Key] = {}
+        for row in rows:
+            if row.cause in moved:
+                found.append(row.caused_by(moved[row.cause]))
+                continue
+            if row.root and _is_made_by_a_step(row):
+                row = self._caused(row)
+                if row.cause is not None:
+                    moved[row.key] = row.cause
+            self._note(row)
+            found.append(row)
+        return found
+
+    def _caused(self, row: Row) -> Row:
+        if self.settings is not None and self.settings.key.step < row.key.step:
+            return replace(row, root=False).caused_by(self.settings.key)
+        if self.alone is None or self.alone.key.step >= row.key.step:
+            return row
+        if self.first is not None:
+            return replace(row, root=False).caused_by(self.first)
+        self.first = row.key
+        told = (
+            f"{row.judgement.reason}; {self.alone.judgement.reason} at token {self.alone.key.step}"
+        )
+        return replace(row, judgement=replace(row.judgement, reason=told))
+
+    def _note(self, row: Row) -> None:
+        if row.key.op != Effect.TRAINING.op:
+            return
+        if self.settings is None and row.root:
+            self.settings = row
+        if self.alone is None and row.verdict is Verdict.INCONCLUSIVE:
+            self.alone = row
+
+
+def _is_made_by_a_step(row: Row) -> bool:
+    return row.key.slot.kind == "param" and row.judgement.why in _OF_STEPS
 
 
 def with_effect_rows(rows: Sequence[Row], effects: Sequence[Row], before: Row | None) -> list[Row]:

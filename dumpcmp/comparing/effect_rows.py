@@ -164,7 +164,10 @@ class EffectJudge:
         rule = self.rule
         if effect in (Effect.TRAINING, Effect.OPTIMIZER):
             rule = TrainingRule(self.spread.norms(rule.limit))
-        return self._of_trees(tree_of(ours), tree_of(theirs), rule)
+        found = self._of_trees(tree_of(ours), tree_of(theirs), rule)
+        if found is not None and effect is Effect.TRAINING:
+            return replace(found, reason=_of_object(found.reason, ours))
+        return found
 
     def _of_trees(
         self, golden: EffectTree, target: EffectTree, rule: NumberRule
@@ -243,8 +246,7 @@ class EffectJudge:
         self, effect: Effect, step: StepEffects, call: Call, who: str, *, is_golden: bool
     ) -> EffectFinding:
         """What one side alone shows of its training: the other may train without torch's tools."""
-        kind = str(first_tree(call).get("object", "")).rpartition(".")[2]
-        said = f"only {who} run shows {kind}"
+        said = f"only {who} run shows {_object_of(call)}"
         keeps = any(leaf.slot for leaf in tree_of(call).leaves)
         others = step.sides_with(effect)[1 if is_golden else 0]
         is_open = others or (effect is Effect.OPTIMIZER and keeps)
@@ -348,6 +350,17 @@ def _takes(root: Call, name: str) -> bool:
 
 
 _BADNESS = {Verdict.FAIL: 3, Verdict.INCONCLUSIVE: 2, Verdict.FLIP: 1}
+
+
+def _object_of(call: Call) -> str:
+    """What steered training: an optimizer, a scaler, clipping."""
+    return str(first_tree(call).get("object", "")).rpartition(".")[2]
+
+
+def _of_object(said: str, call: Call) -> str:
+    """A difference in settings, with what has them: ``AdamW: groups[0]['lr'] is ...``."""
+    kind = _object_of(call)
+    return said.replace(f"{Effect.TRAINING}.", f"{kind}: ") if kind else said
 
 
 def _who(ours: Mapping[int, Call], theirs: Mapping[int, Call]) -> tuple[Any, str, str]:

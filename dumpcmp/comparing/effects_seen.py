@@ -9,7 +9,7 @@ from dumpcmp.align.counting import Counting
 from dumpcmp.align.listing import Listing
 from dumpcmp.comparing.chosen_numbers import ChosenNumbers
 from dumpcmp.comparing.dataflow import DataFlow
-from dumpcmp.comparing.effect_causes import with_effect_rows
+from dumpcmp.comparing.effect_causes import Steering, with_effect_rows
 from dumpcmp.comparing.effect_facts import records_effects, silent_roots
 from dumpcmp.comparing.effect_rows import EffectJudge
 from dumpcmp.comparing.end_weights import EndWeights
@@ -58,6 +58,7 @@ class EffectsSeen:
 
     missing: dict[str, None] = field(default_factory=dict)  # results that were not recorded
     is_flipped: bool = False  # a choice in an earlier step was another
+    steering: Steering = field(default_factory=Steering)
     weights: EndWeights = field(default_factory=EndWeights)
     spread: Spread = field(default_factory=Spread)
 
@@ -91,6 +92,7 @@ class EffectsSeen:
         effects = list(judge.rows())
         self.is_flipped = chosen.is_any
         found = with_effect_rows(rows, effects, before) if effects else rows
+        found = self.steering.with_causes(found)
         roots = [row for row in found if row.root]
         same = [row for row in roots if latest is not None and row.key == latest.key]
         latest_of = same or roots

@@ -12,7 +12,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.replay import Replay
@@ -259,10 +258,7 @@ def _extent(extent: Extent) -> list[str]:
 
 
 def _further(outcome: Outcome) -> Iterable[Text]:
-    further, weights = _apart_from_recipe(outcome)
-    if weights:
-        few = counted(weights, "weight after it differs", "weights after it differ")
-        yield Text(f"  {few} from what golden's optimizer makes of the same gradients")
+    further = outcome.roots[1:]
     if further:
         yield Text(f"Further roots, which do not follow from it: {len(further)}", style="bold")
     for row in further[:_MOST_ROOTS]:
@@ -270,15 +266,6 @@ def _further(outcome: Outcome) -> Iterable[Text]:
         yield plain(f"  token {key.step}  {key.op}#{key.call} {key.slot}  {row.reason}")
     if len(further) > _MOST_ROOTS:
         yield Text(f"  and {len(further) - _MOST_ROOTS} more, with root = True in the report")
-
-
-def _apart_from_recipe(outcome: Outcome) -> tuple[Sequence[Row], int]:
-    """Further roots; where an optimizer is set otherwise, without the weights that it has made."""
-    first, *further = outcome.roots
-    if first.key.op not in (Effect.TRAINING.op, Effect.OPTIMIZER.op):
-        return further, 0
-    apart = [row for row in further if row.replay is None or row.replay.num_ops]
-    return apart, len(further) - len(apart)
 
 
 def _worst(rows: Sequence[Row]) -> list[Row]:

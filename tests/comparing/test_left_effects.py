@@ -177,9 +177,9 @@ def trained(
 
 
 TRAININGS: dict[str, tuple[dict[str, Any], str]] = {
-    "the rate": ({"rate": 0.2}, "training at token 0: training.groups[0]['lr'] is 0.1 in golden"),
-    "the schedule": ({"factor": 0.4}, "training at token 1: training.groups[0]['lr'] is 0.05"),
-    "the largest norm": ({"norm": 9.0}, "training.max_norm is 1.0 in golden, 9.0 in mine"),
+    "the rate": ({"rate": 0.2}, "groups[0]['lr'] is 0.1 in golden"),
+    "the schedule": ({"factor": 0.4}, "groups[0]['lr'] is 0.05"),
+    "the largest norm": ({"norm": 9.0}, "clip_grad_norm_: max_norm is 1.0 in golden, 9.0 in mine"),
     "the optimizer's state": ({"resumed": True}, "optimizer at token 2: output.state.0.bias"),
     "a mean": ({"spoils": "exp_avg"}, "optimizer at token 2: output.state.0.weight.exp_avg: "),
     "a generator": ({"draws": 1}, "generators at token 2: the cpu generator ends in another"),
@@ -271,7 +271,7 @@ def test_a_resumed_run_is_held_against_an_uninterrupted_one(
     }
     wrong = dumpcmp.compare(golden, resumed(tmp_path / "t", 2, way, loads=False, backward=True))
     assert wrong.exit_code == 1
-    said = f"training at token 2: training.state_before is {kept!r} in golden, 'nothing' in mine"
+    said = f": state_before is {kept!r} in golden, 'nothing' in mine"
     assert said in wrong.word
 
 
@@ -417,3 +417,37 @@ def test_loaders_are_as_they_were(tmp_path: Path) -> None:
     before = dict(vars(dataloader._BaseDataLoaderIter))
     fed(tmp_path / "d", _loader, 0)
     assert dict(vars(dataloader._BaseDataLoaderIter)) == before
+
+
+def _stepping(path: Path, betas: tuple[float, float], clips: bool = False) -> Path:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=betas)
+    with dumpcmp.capture(model, path, backward=True):
+        for step in range(4):
+            x = torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
+            model(x).square().mean().backward()
+            if clips and step:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            optimizer.step()
+            optimizer.zero_grad()
+    return path
+
+
+def test_settings_that_differ_are_one_root(tmp_path: Path) -> None:
+    golden, target = (_stepping(tmp_path / str(beta), (0.9, beta)) for beta in (0.95, 0.999))
+    outcome = dumpcmp.compare(golden, target)
+    (root,) = outcome.roots
+    assert root.key.op == "<effects>/training" and root.key.step == 0
+    assert "AdamW: groups[0]['betas'][1] is 0.95 in golden, 0.999 in mine" in outcome.word
+    later = [r for r in outcome.rows if r.key.slot.kind == "param" and r.verdict.fails]
+    assert later and all(row.cause == root.key for row in later)
+
+
+def test_what_one_side_alone_does_is_told_with_the_first_weight_after_it(tmp_path: Path) -> None:
+    golden = _stepping(tmp_path / "g", (0.9, 0.95))
+    target = _stepping(tmp_path / "t", (0.9, 0.95), clips=True)
+    outcome = dumpcmp.compare(golden, target)
+    weights = [row for row in outcome.roots if row.key.slot.kind == "param"]
+    assert len(weights) == 1 and weights[0].key.step == 2
+    assert "only my run shows clip_grad_norm_ at token 1" in weights[0].reason

@@ -82,7 +82,9 @@ class Facts:
                 if key is None:
                     continue
                 for place in run.places(key):
-                    rank = 2 * (place.key == key or bool(self._told_at(run, place, key))) + pair.both
+                    rank = (
+                        2 * (place.key == key or bool(self._told_at(run, place, key))) + pair.both
+                    )
                     if place not in found or found[place][0] < rank:
                         found[place] = rank, main
         return {place: main for place, (_, main) in found.items()}

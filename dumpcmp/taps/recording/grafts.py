@@ -134,7 +134,7 @@ def _wide(leaf: Any) -> Any:
 def _in_rows(call: Call, own: Tensor, other: Tensor, rows: Sequence[int]) -> Tensor:
     if not own.dim() or max(rows) >= own.shape[0]:
         raise CaptureError(
-            f"{call.op}#{call.call} has {list(own.shape)}: there is no row {max(rows)} to put in",
+            f"{call.op}#{call.call} has {list(own.shape)}: there is no row {max(rows)}",
             hint="rows are indices of the first dim, from 0",
         )
     mixed = own.detach().clone()
