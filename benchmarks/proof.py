@@ -1,4 +1,4 @@
-"""Table "proof": today's comparison and the three questions, over the same pairs of runs."""
+"""Table "proof": the comparison by rows and the one by programs, over the same pairs of runs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ import torch
 
 import dumpcmp
 from benchmarks import ports, unseen
+from benchmarks.partitioned import table as partitioned
+from benchmarks.partitioned.campaign import place
+from benchmarks.partitioned.corpus import ALL, SUBJECTS, Planted
 from benchmarks.tables import Table
 from benchmarks.truth import asking
 from benchmarks.truth.corpus import ANSWERS, Goldens, Part, faults_of
@@ -27,12 +30,12 @@ from benchmarks.truth.models import DTYPES, MODELS
 from benchmarks.truth.planting import Fault
 from benchmarks.truth.table import STRUCK
 from benchmarks.truth.watching import below
-from dumpcmp.shadows.proving import Proof, ProofAnswer, ProofFinding, prove
 
 HEADINGS = ("corpus", "engine", "cases", "exact", "near", "wrong place", "missed", "unknown",
             "sound", "false alarms", "sound unknown", "seconds")  # fmt: skip
 JOBS = "PROOF_JOBS"
 PART = "PROOF_PART"  # one of how many faults of the truth corpus is planted
+ENGINES = {"rows": "", "programs": "new"}
 
 
 # Where the bugs of ports are: the first module of the port, and golden's.
@@ -61,10 +64,11 @@ class Graded:
 
 def both(corpus: str, case: str, paths: Sequence[Path], fault: Fault | None) -> Iterator[Graded]:
     """Ask both engines about one pair."""
-    for engine, ask in (("pairing", _by_pairing), ("shadows", _by_shadows)):
+    for engine, chosen in ENGINES.items():
+        os.environ["DUMPCMP_ENGINE"] = chosen
         began = time.process_time()
         try:
-            grade, told = ask(paths, fault)
+            grade, told = _asked(paths, fault)
         except Exception as raised:
             last = traceback.extract_tb(raised.__traceback__)[-1]
             at = f"{Path(last.filename).name}:{last.lineno}"
@@ -73,7 +77,7 @@ def both(corpus: str, case: str, paths: Sequence[Path], fault: Fault | None) -> 
         yield Graded(corpus, case, engine, grade, fault is None, told[:300], seconds)
 
 
-def _by_pairing(paths: Sequence[Path], fault: Fault | None) -> tuple[str, str]:
+def _asked(paths: Sequence[Path], fault: Fault | None) -> tuple[str, str]:
     outcome = dumpcmp.compare(*paths)
     if fault is not None:
         graded = asking.graded(outcome, 0.0, fault)
@@ -82,34 +86,6 @@ def _by_pairing(paths: Sequence[Path], fault: Fault | None) -> tuple[str, str]:
         grade = {"wrong": "wrong place", "remark": "exact"}.get(graded.grade, graded.grade)
         return ("unknown" if outcome.exit_code == 2 and grade != "exact" else grade), graded.told
     return {0: "same", 1: "alarm", 2: "unknown"}[outcome.exit_code], outcome.headline
-
-
-def _by_shadows(paths: Sequence[Path], fault: Fault | None) -> tuple[str, str]:
-    proof = prove(*paths)
-    if fault is not None:
-        return _grade(proof, fault), str(proof)
-    sound = {ProofAnswer.SAME: "same", ProofAnswer.UNKNOWN: "unknown"}
-    return sound.get(proof.answer, "alarm"), str(proof)
-
-
-def _grade(proof: Proof, fault: Fault) -> str:
-    first = proof.first
-    if proof.answer is ProofAnswer.SAME or first is None:
-        return "missed"
-    if _is_at(first, fault) or (fault.certain == "port" and first.op.module in fault.modules):
-        return "exact"
-    if proof.answer is ProofAnswer.UNKNOWN:
-        return "unknown"
-    return "near" if first.op.module in fault.modules else "wrong place"
-
-
-def _is_at(first: ProofFinding, fault: Fault) -> bool:
-    if f"{first.op}#{first.call}" in fault.ops:
-        return True
-    key = dumpcmp.Key("", first.step, first.op, first.call, first.slot)
-    if any(alias.partition("] ")[2] == str(key).partition("] ")[2] for alias in fault.aliases):
-        return True
-    return fault.certain == "leaf" and first.op.is_module and first.op in fault.modules
 
 
 # The corpora, in shares that a process can take
@@ -158,7 +134,41 @@ def of_unseen(name: str) -> Iterator[Graded]:
             yield from both("unseen", f"{name} {way}", paths, None)
 
 
+def of_partitioned(name: str) -> Iterator[Graded]:
+    subject = ALL[name]
+    with tempfile.TemporaryDirectory() as parent:
+        room = Path(parent)
+        partitioned.run_all(room, [name])
+        golden = room / f"golden-{subject.golden}"
+        clean = (golden, room / place(name))
+        yield from both("partitioned", name, clean, None)
+        for fault in subject.faults:
+            run = f"{name}:{fault.fault}"
+            paths = (golden, room / place(run))
+            for engine, chosen in ENGINES.items():
+                yield _of_ranks(run, engine, chosen, paths, fault)
+
+
+def _of_ranks(
+    run: str, engine: str, chosen: str, paths: tuple[Path, Path], fault: Planted
+) -> Graded:
+    os.environ["DUMPCMP_ENGINE"] = chosen
+    began = time.process_time()
+    try:
+        outcome = dumpcmp.compare(*paths)
+        grade, told = partitioned.graded(outcome, fault), outcome.word
+    except Exception as raised:
+        last = traceback.extract_tb(raised.__traceback__)[-1]
+        grade = "unknown"
+        told = f"crash: {raised!r} at {Path(last.filename).name}:{last.lineno}"
+    grade = "wrong place" if grade == "wrong" else grade
+    seconds = time.process_time() - began
+    return Graded("partitioned", run, engine, grade, False, told[:300], seconds)
+
+
 def shares(one_of: int) -> Iterator[Callable[[], Iterator[Graded]]]:
+    for name in SUBJECTS:
+        yield partial(of_partitioned, name)
     yield partial(of_ports, "CASES")
     yield partial(of_ports, "HELD_OUT")
     for model in MODELS:
@@ -199,7 +209,7 @@ def table() -> Table:
 
 def _rows(found: Sequence[Graded]) -> Iterator[list[str]]:
     for corpus in dict.fromkeys(one.corpus for one in found):
-        for engine in ("pairing", "shadows"):
+        for engine in ENGINES:
             some = [one for one in found if one.corpus == corpus and one.engine == engine]
             faults = Counter(one.grade for one in some if not one.is_sound)
             sound = Counter(one.grade for one in some if one.is_sound)

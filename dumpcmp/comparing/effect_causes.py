@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dumpcmp.comparing.side import StepName
 from dumpcmp.nouns.effects import Effect
@@ -13,13 +13,24 @@ from dumpcmp.nouns.row import Row, Verdict, Why
 _OF_STEPS = (Why.WIRED, Why.LEAF)  # weights that are not what golden's optimizer makes
 
 
+@dataclass(slots=True)
+class _Steered:
+    """How training was steered otherwise than golden's, of one model."""
+
+    cause: Key | None  # None: one side alone shows it, and the first weight after it is the root
+    said: str
+    step: int  # the latest in which it was so
+
+    def goes_on_in(self, row: Row) -> bool:
+        """Whether a later step's row shows the same settings still."""
+        return row.cause == self.cause or row.reason == self.said
+
+
 @dataclass(slots=True, eq=False)
 class Steering:
-    """How training is steered otherwise than golden's, and which weights differ for it."""
+    """Which weights differ because of how the step before them was steered."""
 
-    settings: Row | None = None  # that differ, in the first step that has them
-    alone: Row | None = None  # what one side alone shows, such as clipping
-    first: Key | None = None  # the first weight after that
+    models: dict[str, _Steered] = field(default_factory=dict)
 
     def with_causes(self, rows: Sequence[Row]) -> list[Row]:
         """`rows`, in which one cause is one root, however many weights an optimizer has made."""
@@ -27,40 +38,44 @@ class Steering:
         moved: dict[Key, Key] = {}
         for row in rows:
             if row.cause in moved:
-                found.append(row.caused_by(moved[row.cause]))
-                continue
-            if row.root and _is_made_by_a_step(row):
+                row = row.caused_by(moved[row.cause])
+            elif row.root and _is_made_by_a_step(row):
                 row = self._caused(row)
                 if row.cause is not None:
                     moved[row.key] = row.cause
-            self._note(row)
+            if row.key.op == Effect.TRAINING.op:
+                self._note(row)
             found.append(row)
         return found
 
     def _caused(self, row: Row) -> Row:
-        if self.settings is not None and self.settings.key.step < row.key.step:
-            return replace(row, root=False).caused_by(self.settings.key)
-        if self.alone is None or self.alone.key.step >= row.key.step:
+        steered = self.models.get(row.key.model)
+        if steered is None or steered.step != row.key.step - 1:
             return row
-        if self.first is not None:
-            return replace(row, root=False).caused_by(self.first)
-        self.first = row.key
-        told = (
-            f"{row.judgement.reason}; {self.alone.judgement.reason} at token {self.alone.key.step}"
-        )
-        return replace(row, judgement=replace(row.judgement, reason=told))
+        if steered.cause is not None:
+            return replace(row, root=False).caused_by(steered.cause)
+        steered.cause = row.key
+        said = f"{row.judgement.reason}; {steered.said} at token {steered.step}"
+        return replace(row, judgement=replace(row.judgement, reason=said))
 
     def _note(self, row: Row) -> None:
-        if row.key.op != Effect.TRAINING.op:
-            return
-        if self.settings is None and row.root:
-            self.settings = row
-        if self.alone is None and row.verdict is Verdict.INCONCLUSIVE:
-            self.alone = row
+        model, step, known = row.key.model, row.key.step, self.models.get(row.key.model)
+        is_alone = row.golden_key is None or row.target_key is None
+        if row.root:
+            self.models[model] = _Steered(row.key, row.reason, step)
+        elif row.verdict is Verdict.INCONCLUSIVE and is_alone:
+            goes_on = known is not None and known.step in (step - 1, step)
+            cause = known.cause if known is not None and goes_on else None
+            self.models[model] = _Steered(cause, row.reason, step)
+        elif known is not None and row.verdict.fails and known.goes_on_in(row):
+            known.step = step
 
 
 def _is_made_by_a_step(row: Row) -> bool:
-    return row.key.slot.kind == "param" and row.judgement.why in _OF_STEPS
+    """Whether both runs have made a weight anew, and the target's is another."""
+    keys = (row.golden_key, row.target_key)
+    both = all(key is not None and key.slot.kind == "param" for key in keys)
+    return both and row.judgement.why in _OF_STEPS
 
 
 def with_effect_rows(rows: Sequence[Row], effects: Sequence[Row], before: Row | None) -> list[Row]:
@@ -94,7 +109,9 @@ def with_effect_rows(rows: Sequence[Row], effects: Sequence[Row], before: Row | 
 def _as_root(effect: Row, before: Row | None) -> Row:
     if not effect.verdict.fails:
         return effect
-    return replace(effect, root=True) if before is None else effect.caused_by(before.key)
+    if before is None or before.key.step > effect.key.step:  # of a model that was compared before
+        return replace(effect, root=True)
+    return effect.caused_by(before.key)
 
 
 def _blaming_exceptions(rows: Sequence[Row], effects: Sequence[Row]) -> list[Row]:

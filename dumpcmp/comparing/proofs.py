@@ -210,12 +210,24 @@ class _Accusing:
         return f"{on}{finding.reason}"
 
     def _as_programs(self, first: ProofFinding) -> Sequence[Row]:
-        return [self._as_program(row, first) for row in self.rows]
+        findings = [first, *self.proof.findings]
+        return [
+            self._as_program(row, next((f for f in findings if self._is_at(row, f)), first))
+            for row in self.rows
+        ]
 
     def _as_program(self, row: Row, first: ProofFinding) -> Row:
-        """A root, where every call is right for what it was given: the program asks for another."""
+        """A root, where every call is right for what it was given: the program asks for another.
+
+        Weights are made between the steps, of which the programs of steps tell nothing.
+        """
         why = row.judgement.why
-        if not row.root or not row.verdict.fails or why in (Why.LEAF, Why.CALL, Why.GOLDEN):
+        if (
+            row.key.slot.is_weight
+            or not row.root
+            or not row.verdict.fails
+            or why in (Why.LEAF, Why.CALL, Why.GOLDEN)
+        ):
             return row
         # Of what is laid together the reason names the pieces, which a finding does not.
         is_replayed = row.replay is not None and row.replay.is_known and not row.layout

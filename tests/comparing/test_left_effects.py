@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, dataloader
 
 import dumpcmp
-from dumpcmp import Archive, Outcome, Verdict
+from dumpcmp import Archive, Outcome, Row, Verdict
 from dumpcmp.nouns.effects import Effect, shown_tree
 from dumpcmp.nouns.outcome import Conclusion
 from tests.taps.test_returned import effects_of
@@ -419,19 +419,38 @@ def test_loaders_are_as_they_were(tmp_path: Path) -> None:
     assert dict(vars(dataloader._BaseDataLoaderIter)) == before
 
 
-def _stepping(path: Path, betas: tuple[float, float], clips: bool = False) -> Path:
+def _stepping(
+    path: Path,
+    betas: tuple[float, float],
+    clips: bool = False,
+    spoils: int = -1,
+    freezes: bool = False,
+) -> Path:
+    """Two models with an optimizer each; `betas` are the first one's."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=betas)
-    with dumpcmp.capture(model, path, backward=True):
+    models = [nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), nn.Linear(4, 2)]
+    optimizers = [
+        torch.optim.AdamW(model.parameters(), lr=0.01, betas=each)
+        for model, each in zip(models, (betas, (0.9, 0.9)), strict=True)
+    ]
+    with dumpcmp.capture(None, path, backward=True):
         for step in range(4):
             x = torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
-            model(x).square().mean().backward()
-            if clips and step:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-            optimizer.step()
-            optimizer.zero_grad()
+            for model, optimizer in zip(models, optimizers, strict=True):
+                model(x).square().mean().backward()
+                if clips and step and model is models[0]:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+                if freezes:
+                    models[0][2].bias.grad = None  # type: ignore[union-attr]
+                optimizer.step()
+                optimizer.zero_grad()
+            if step == spoils:
+                models[1].weight.data.mul_(1.1)  # type: ignore[operator, union-attr]
     return path
+
+
+def _weights(outcome: Outcome) -> list[Row]:
+    return [row for row in outcome.roots if row.key.slot.kind == "param"]
 
 
 def test_settings_that_differ_are_one_root(tmp_path: Path) -> None:
@@ -447,7 +466,21 @@ def test_settings_that_differ_are_one_root(tmp_path: Path) -> None:
 def test_what_one_side_alone_does_is_told_with_the_first_weight_after_it(tmp_path: Path) -> None:
     golden = _stepping(tmp_path / "g", (0.9, 0.95))
     target = _stepping(tmp_path / "t", (0.9, 0.95), clips=True)
-    outcome = dumpcmp.compare(golden, target)
-    weights = [row for row in outcome.roots if row.key.slot.kind == "param"]
-    assert len(weights) == 1 and weights[0].key.step == 2
-    assert "only my run shows clip_grad_norm_ at token 1" in weights[0].reason
+    (weight,) = _weights(dumpcmp.compare(golden, target))
+    assert weight.key.step == 2
+    assert "only my run shows clip_grad_norm_ at token 1" in weight.reason
+
+
+def test_weights_of_another_model_do_not_follow_from_settings(tmp_path: Path) -> None:
+    golden = _stepping(tmp_path / "g", (0.9, 0.95))
+    target = _stepping(tmp_path / "t", (0.9, 0.999), spoils=1)
+    weights = _weights(dumpcmp.compare(golden, target))
+    assert {(row.key.model, row.key.step) for row in weights} == {("Linear", 2)}
+
+
+def test_a_weight_that_one_run_did_not_make_does_not_follow_from_settings(tmp_path: Path) -> None:
+    golden = _stepping(tmp_path / "g", (0.9, 0.95))
+    target = _stepping(tmp_path / "t", (0.9, 0.999), freezes=True)
+    weights = _weights(dumpcmp.compare(golden, target))
+    assert weights and {str(row.key.slot) for row in weights} == {"param.bias"}
+    assert all(row.key.op == "2" for row in weights)
