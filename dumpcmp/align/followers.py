@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dumpcmp.align.flow import shows_first
 from dumpcmp.align.letters import Letters
 from dumpcmp.align.listing import Listing
+from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
 from dumpcmp.nouns.op_names import writes_in_place
 from dumpcmp.nouns.row import Following, Pair, PairedBy
 
+_HOLDING = (Effect.RESULT.op, Effect.YIELDED.op)  # what the root returns in an object is theirs
 _FIRST, _OUT = "input.0", "input.out"  # where a call has what it writes to, or shows
 
 
@@ -27,7 +29,8 @@ def followers(
     on either side, and of what a collective only moves. What a run gives out at its end, and what
     was taken by a call whose outputs are not recorded, is an end: nothing after it can tell. Where
     a call takes the value and has a partner, both sides have it. What golden alone writes into
-    memory that its step did not make is `left` to later steps, and to the program.
+    memory that its step did not make is `left` to later steps, and to the program, as is what one
+    side alone returns in an object, such as a cache.
     """
     ours = _Side(golden, _by_key((pair.golden, pair) for pair in pairs))
     theirs = _Side(target, _by_key((pair.target, pair) for pair in pairs))
@@ -52,7 +55,11 @@ def followers(
             found[pair] += [other for other in made if other is not pair]
             if after is None or side.is_end(key):
                 ends.add(pair)
-    left = {one for one in found if one.golden and not one.both and ours.leaves_behind(one.golden)}
+    left = {
+        one for one in found if not one.both
+        and ((one.golden and ours.leaves_behind(one.golden)) or theirs.holds(one.target)
+             or ours.holds(one.golden))
+    }  # fmt: skip
     return Following(found, frozenset(ends), taken, frozenset(left))
 
 
@@ -104,6 +111,12 @@ class _Side:
         slot = key.slot
         given = slot.is_output or slot.kind == "grad_input"
         return slot.is_parameter_gradient or (key.op == ROOT and given)
+
+    def holds(self, key: Key | None) -> bool:
+        """Whether an object that the root returned holds the value."""
+        return key is not None and any(
+            other.op in _HOLDING for other in self.appearances[self.listing.first(key)]
+        )
 
     def leaves_behind(self, key: Key) -> bool:
         """Whether a value is written into memory that the step did not make.

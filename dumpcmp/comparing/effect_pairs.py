@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dumpcmp.align.counting import Counting
@@ -10,11 +10,18 @@ from dumpcmp.align.listing import Listing
 from dumpcmp.align.pairing import with_repeats
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.step_effects import steps_together
-from dumpcmp.comparing.tree_differences import NumberRule, compare_trees
+from dumpcmp.comparing.tree_differences import (
+    LeafDifference,
+    NumberRule,
+    TreeComparison,
+    compare_trees,
+)
 from dumpcmp.nouns.effects import Effect, EffectLeaf, tree_of
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.row import Pair, PairedBy
+
+_RETURNED = (Effect.RESULT.op, Effect.YIELDED.op)
 
 
 def with_effect_values(
@@ -46,21 +53,41 @@ def _value_pairs(golden: Side, target: Side, counting: Counting) -> Iterator[Pai
                 continue  # which is a step of weights by itself
             if step.is_split and named[0] != Effect.OPTIMIZER.op:
                 continue  # of another microbatch, or of the whole
-            for leaf, partner in _tensors(one, other):
+            if not one or not other:
+                continue
+            found = _as_the_lowest_rank_tells(one, other)
+            for leaf, partner in found.tensors:
+                if not leaf.slot or not partner.slot:
+                    continue
                 pair = Pair(_key(one, leaf), _key(other, partner), PairedBy.KEY)
                 is_own = "root" not in (leaf.value, partner.value) or leaf.value != partner.value
                 if is_own and pair.golden in ours and pair.target in theirs:
                     yield pair
+            if named[0] in _RETURNED:
+                yield from _alone(found.alone, one, other, golden, target)
 
 
-def _tensors(
+def _as_the_lowest_rank_tells(
     golden: Mapping[int, Call], target: Mapping[int, Call]
-) -> Iterator[tuple[EffectLeaf, EffectLeaf]]:
-    """The tensors of one effect that both sides have, as the lowest rank tells."""
-    ours, theirs = next(iter(golden.values()), None), next(iter(target.values()), None)
-    if ours is not None and theirs is not None:
-        found = compare_trees(tree_of(ours), tree_of(theirs), NumberRule()).tensors
-        yield from (both for both in found if both[0].slot and both[1].slot)
+) -> TreeComparison:
+    ours, theirs = (next(iter(calls.values())) for calls in (golden, target))
+    return compare_trees(tree_of(ours), tree_of(theirs), NumberRule())
+
+
+def _alone(
+    left: Iterable[LeafDifference],
+    ours: Mapping[int, Call], theirs: Mapping[int, Call], golden: Side, target: Side,
+) -> Iterator[Pair]:  # fmt: skip
+    """Tensors that one side alone returns, in what no call of the root lists."""
+    for one in left:
+        leaf, calls, side = (
+            (one.golden, ours, golden) if one.golden is not None else (one.target, theirs, target)
+        )
+        if leaf is None or leaf.value != "slot":
+            continue
+        key = _key(calls, leaf)
+        if key in side.effect_values:
+            yield Pair(key, None) if one.golden is not None else Pair(None, key)
 
 
 def _key(calls: Mapping[int, Call], leaf: EffectLeaf) -> Key:

@@ -180,6 +180,10 @@ class EffectJudge:
         if unseen := [one for one in found.alone if not self._is_seen(one)]:
             said = f"{unseen[0].said}; it was compared with nothing"
             return EffectFinding(Verdict.INCONCLUSIVE, said)
+        if found.kept:
+            is_cast = any(one.is_of_dtypes for one in found.kept)
+            verdict = Verdict.DTYPE if is_cast else Verdict.PASS
+            return EffectFinding(verdict, _and_more([one.said for one in found.kept]))
         if found.tensors and not found.num_same and not found.containers:
             return None  # whose rows say it all
         return EffectFinding(Verdict.PASS, _and_more(found.containers))

@@ -10,6 +10,8 @@ from typing import Any
 
 from dumpcmp.nouns.effects import EffectLeaf, EffectTree, TreeLeafKind
 
+_KEPT = frozenset({"dtype", "device"})
+_BUILT_IN = ("list", "dict", "tuple", "size", "set")
 _MOST_SHOWN = 60  # characters of one leaf in a sentence
 
 
@@ -61,6 +63,12 @@ class LeafDifference:
     target: EffectLeaf | None
 
     @property
+    def is_of_dtypes(self) -> bool:
+        """Whether both leaves are dtypes."""
+        leaves = (self.golden, self.target)
+        return all(leaf is not None and _word(leaf) == "dtype" for leaf in leaves)
+
+    @property
     def said(self) -> str:
         """The difference in a sentence."""
         ours, theirs = self.golden, self.target
@@ -87,6 +95,7 @@ class TreeComparison:
     open: Sequence[str] = ()  # what nobody could compare, and why
     containers: Sequence[str] = ()  # those of another type, though their parts are alike
     alone: Sequence[LeafDifference] = field(default_factory=tuple)  # tensors of one side
+    kept: Sequence[LeafDifference] = ()  # where tensors lie and in which dtype, as their rows tell
 
 
 def compare_trees(golden: EffectTree, target: EffectTree, rule: NumberRule) -> TreeComparison:
@@ -111,6 +120,10 @@ def compare_trees(golden: EffectTree, target: EffectTree, rule: NumberRule) -> T
             num_same += not one.is_nothing
         else:
             differences.append(LeafDifference(one, other))
+    kept = [one for one in differences if tensors and _is_kept_otherwise(one)]
+    differences = [one for one in differences if one not in kept]
+    only_ours = _but_of_missing_objects(only_ours, golden, target)
+    only_theirs = _but_of_missing_objects(only_theirs, target, golden)
     left = [LeafDifference(leaf, None) for leaf in only_ours]
     left += [LeafDifference(None, leaf) for leaf in only_theirs]
     # What a side returns beside others has rows of its own. Who returns nothing at all lacks it.
@@ -118,8 +131,46 @@ def compare_trees(golden: EffectTree, target: EffectTree, rule: NumberRule) -> T
     alone = [one for one in left if _kind(one) is TreeLeafKind.TENSOR and not is_empty]
     differences += [one for one in left if _kind(one) is not TreeLeafKind.TENSOR or is_empty]
     return TreeComparison(
-        num_same, tensors, differences, opened, list(_other_containers(golden, target)), alone
+        num_same, tensors, differences, opened, list(_other_containers(golden, target)), alone, kept
     )
+
+
+def _is_kept_otherwise(difference: LeafDifference) -> bool:
+    """Whether both leaves are dtypes, or both devices: the rows of tensors tell what it matters."""
+    if difference.golden is None or difference.target is None:
+        return False
+    words = {_word(difference.golden), _word(difference.target)}
+    return len(words) == 1 and words <= _KEPT
+
+
+def _word(leaf: EffectLeaf) -> str:
+    """Which word JSON has for a leaf, if it has no value of its own."""
+    return str(next(iter(leaf.value), "")) if isinstance(leaf.value, dict) else ""
+
+
+def _but_of_missing_objects(
+    leaves: Sequence[EffectLeaf], own: EffectTree, other: EffectTree
+) -> list[EffectLeaf]:
+    """`leaves`, less the attributes of objects with tensors that the other side does not return.
+
+    A cache that one side returns has tensors, and attributes that say what is in it. Who returns
+    no cache lacks its tensors, which are told by themselves; its attributes say nothing more.
+    """
+    tensors = [leaf.path for leaf in own.leaves if leaf.kind is TreeLeafKind.TENSOR]
+    found = {*other.containers, *(leaf.path for leaf in other.leaves if _counts(leaf))}
+    missing = [
+        path for path, kind in own.containers.items()
+        if kind not in _BUILT_IN and path not in found
+        and any(_is_inside(tensor, path) for tensor in tensors)
+    ]  # fmt: skip
+    return [
+        leaf for leaf in leaves
+        if leaf.kind is TreeLeafKind.TENSOR or not any(_is_inside(leaf.path, p) for p in missing)
+    ]  # fmt: skip
+
+
+def _is_inside(path: str, container: str) -> bool:
+    return path.startswith((f"{container}.", f"{container}["))
 
 
 def _counts(leaf: EffectLeaf) -> bool:

@@ -15,24 +15,36 @@ from torch import Tensor
 # for a million of them, and lies below the rounding of float32 (6e-8) that two programs show which
 # are not the same.
 SAME = 1e-9
+# A mask's filling: elements that are one number but for what was added to it, far above all others.
+_ONE_NUMBER, _FAR = 2.5e-3, 1e-3
 # What a sum in float64 rounds, of terms as large as a few elements are: 2**9 roundings of it.
 _SUMMED = 2.0**-43
+_COMPUTED = 1e4  # a filling above it is given, and nothing beside it is rounded as it is
 _BLOCK = 1 << 16
 T = TypeVar("T")
 
 
 class Fingerprint(NamedTuple):
-    """Sums over the elements: three that any order gives, and one that tells the order."""
+    """Sums over the elements: three that any order gives, and one that tells the order.
 
-    numel: int  # of finite elements
+    A mask's filling would hide all else in them: it is not summed, but stands beside.
+    """
+
+    numel: int  # of finite elements that are no filling
     size: float  # the sum of absolute values, which the others are measured by
     total: float
     squares: float  # over the largest element
     ordered: float  # with a random weight for each place
+    filling: float = 0.0  # the sum of what a mask puts where it hides
+    filled: float = 0.0  # where it does: the sum of these places' weights
 
     def is_same(self, other: Fingerprint) -> bool:
         """Whether both have the same elements in the same order."""
-        return self.is_permuted(other) and _near(self.ordered, other.ordered, self, other)
+        return (
+            self.is_permuted(other)
+            and _near(self.ordered, other.ordered, self, other)
+            and abs(self.filled - other.filled) <= SAME
+        )
 
     def is_permuted(self, other: Fingerprint) -> bool:
         """Whether both have the same elements, in whatever order."""
@@ -41,11 +53,18 @@ class Fingerprint(NamedTuple):
             and _near(self.size, other.size, self, other)
             and _near(self.total, other.total, self, other)
             and _near(self.squares, other.squares, self, other)
+            and abs(self.filling - other.filling) <= SAME * abs(self.filling)
         )
 
 
 def _near(a: float, b: float, one: Fingerprint, other: Fingerprint) -> bool:
-    return abs(a - b) <= SAME * max(one.size, other.size)
+    beside = _rounded_beside(one.filling) * one.numel
+    return abs(a - b) <= SAME * max(one.size, other.size) + beside
+
+
+def _rounded_beside(filling: float) -> float:
+    """What elements may be off that were computed together with ones as large as `filling`."""
+    return _SUMMED * min(abs(filling), _COMPUTED)
 
 
 def fingerprint(tensor: Tensor) -> Fingerprint:
@@ -54,15 +73,33 @@ def fingerprint(tensor: Tensor) -> Fingerprint:
     if flat.is_complex():
         flat = torch.view_as_real(flat.to(torch.complex128)).reshape(-1)
     flat = flat.to(torch.float64)
+    weights = _weights(flat.numel()).to(flat.device)
     finite = torch.isfinite(flat)
     numel = int(finite.sum())
     if numel < flat.numel():
         flat = torch.where(finite, flat, 0.0)
     sizes = flat.abs()
+    filling = filled = 0.0
+    if (found := _filling(sizes)) is not None:
+        filling, filled = float(flat[found].sum()), float(weights[found].sum())
+        numel -= int(found.sum())
+        flat = torch.where(found, 0.0, flat)
+        sizes = flat.abs()
     largest = float(sizes.max()) if flat.numel() else 0.0
     squares = float(flat.dot(flat)) / largest if largest else 0.0
-    ordered = float(flat.dot(_weights(flat.numel()).to(flat.device)))
-    return Fingerprint(numel, float(sizes.sum()), float(flat.sum()), squares, ordered)
+    ordered = float(flat.dot(weights))
+    size, total = float(sizes.sum()), float(flat.sum())
+    return Fingerprint(numel, size, total, squares, ordered, filling, filled)
+
+
+def _filling(sizes: Tensor) -> Tensor | None:
+    """Which elements are what a mask puts where it hides; None where there is no such number."""
+    if sizes.numel() < 3 or not (largest := float(sizes.max())):
+        return None
+    found = sizes >= largest * (1 - _ONE_NUMBER)
+    if not 1 < int(found.sum()) < sizes.numel():
+        return None
+    return found if float(sizes[~found].max()) <= largest * _FAR else None
 
 
 def _weights(count: int) -> Tensor:
@@ -108,14 +145,17 @@ def same_elements(one: Tensor, other: Tensor) -> bool:
     one, other = one[known], other[known]
     if not one.numel():
         return True
-    room = SAME * (other.abs() + _usual_size(other)) + _SUMMED * float(other.square().mean().sqrt())
+    sizes = other.abs()
+    filling = _filling(sizes)
+    seen = sizes if filling is None else sizes[~filling]
+    room = SAME * (sizes + _usual(seen)) + _SUMMED * float(seen.square().mean().sqrt())
+    room += 0.0 if filling is None else _rounded_beside(float(sizes.max()))
     return bool(((one - other).abs() <= room).all())
 
 
-def _usual_size(flat: Tensor) -> float:
-    """The size of most elements, whatever stands beside them: the filling of a mask, say."""
-    some = flat[:: max(1, flat.numel() // _BLOCK)].abs()
-    return float(some.median())
+def _usual(sizes: Tensor) -> float:
+    """The size of most elements."""
+    return float(sizes[:: max(1, sizes.numel() // _BLOCK)].median())
 
 
 @dataclass(eq=False)

@@ -88,6 +88,12 @@ DIFFERENT: dict[str, tuple[Make, Make, str]] = {
         lambda y: np.arange(99.0), lambda y: np.arange(99.0) + 1, "output.0: rel_l2",
     ),
     "a tensor in an object": (lambda y: Holder(y), lambda y: Holder(y + 1), "at <root>/add"),
+    "a dtype alone": (
+        lambda y: torch.float32, lambda y: torch.float64, 'is {"dtype": "float32"} in golden',
+    ),
+    "a number beside a tensor that is missing": (
+        lambda y: (y, [y * 2, 3]), lambda y: (y, y * 2)[0], "result[1][1] is 3 in golden, and mine",
+    ),
     "an exception": (
         lambda y: y, raising("no"),
         "DIFFERENT: my forward raised ValueError('no') at ",
@@ -162,6 +168,23 @@ def test_parts_may_have_other_names(tmp_path: Path) -> None:
     listed = compared(tmp_path / "lists", lambda y: (y, 3), lambda y: [y, 3])
     assert listed.passed
     assert any("result is a tuple in golden, a list in mine" in row.reason for row in listed.rows)
+
+
+def test_an_object_that_one_side_does_not_return_is_told_by_its_tensors(tmp_path: Path) -> None:
+    outcome = compared(tmp_path, lambda y: (y, Holder(y)), lambda y: (y, None))
+    assert outcome.passed, outcome.word
+    lost = compared(tmp_path / "lost", lambda y: (y, Holder(y * 2)), lambda y: (y, None))
+    assert lost.exit_code, lost.word
+
+
+def test_a_dtype_beside_tensors_is_told_as_theirs_are(tmp_path: Path) -> None:
+    outcome = compared(
+        tmp_path, lambda y: (y, y.dtype, 1), lambda y: (y.double(), torch.float64, 1)
+    )
+    assert outcome.passed, outcome.word
+    (row,) = [row for row in outcome.rows if row.key.op.is_effect and row.metrics is None][:1]
+    assert row.verdict is Verdict.DTYPE
+    assert 'result[1] is {"dtype": "float32"} in golden' in row.reason
 
 
 def test_a_wrong_op_comes_before_what_follows_from_it(tmp_path: Path) -> None:
