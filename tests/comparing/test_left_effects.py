@@ -484,3 +484,31 @@ def test_a_weight_that_one_run_did_not_make_does_not_follow_from_settings(tmp_pa
     weights = _weights(dumpcmp.compare(golden, target))
     assert weights and {str(row.key.slot) for row in weights} == {"param.bias"}
     assert all(row.key.op == "2" for row in weights)
+
+
+class Plainest(torch.optim.Optimizer):
+    """Gradient descent by hand, whose settings have names of their own."""
+
+    def __init__(self, some: Any, lr: float, downward: float = -1.0) -> None:
+        super().__init__(some, {"lr": lr, "downward": downward})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            for one in group["params"]:
+                self.state[one]["calls"] = self.state[one].get("calls", 0) + 1
+                one.add_(one.grad, alpha=group["downward"] * group["lr"])
+
+
+@pytest.mark.parametrize(("factor", "code"), [(-1.0, 0), (-1.01, 1)])
+def test_another_class_of_optimizer_is_told_by_the_weights_that_it_makes(
+    factor: float, code: int, tmp_path: Path
+) -> None:
+    def by_hand(some: Any, lr: float) -> torch.optim.Optimizer:
+        return Plainest(some, lr, factor)
+
+    outcome = follow(tmp_path, {"way": torch.optim.SGD}, {"way": by_hand})
+    assert outcome.exit_code == code, outcome.word
+    told = [row.reason for row in outcome.rows if row.key.op == Effect.TRAINING.op]
+    assert any("golden trains with SGD, mine with Plainest" in reason for reason in told)

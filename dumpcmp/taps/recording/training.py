@@ -318,7 +318,7 @@ def _kept_before(optimizer: Optimizer) -> dict[str, Any]:
     told: dict[str, Any] = {"state_before": ", ".join(sorted(map(str, held))) or "nothing"}
     number = held.get("step")
     if isinstance(number, int | float) or (isinstance(number, Tensor) and number.is_cpu):
-        told["steps_before"] = number
+        told["steps_before"] = float(number)  # of a tensor, which the step is about to change
     return told
 
 
