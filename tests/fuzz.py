@@ -50,6 +50,8 @@ ROOMS = sorted(
 ALL = (
     *(Long(f"cases: {room}", f"-m long tests/{room}", "DUMPCMP_CASES", 1, 1) for room in ROOMS),
     Long("at once", "tests/compacting/test_at_once.py", "DUMPCMP_SECONDS", 60, 60),
+    Long("beside a writer", "tests/compacting/test_beside_a_writer.py", "DUMPCMP_SECONDS",
+         3_600, 3_600),
     Long("programs", "tests/taps/test_random_programs.py", "DUMPCMP_PROGRAMS", 1_000, 60),
     Long("laws", "tests/laws/test_laws.py", "DUMPCMP_LAWS", 20_000, 200),
     Long("parts", "tests/archive/test_fuzz.py::test_a_mutant_opens_or_gives_an_archive_error",
