@@ -477,6 +477,7 @@ class ModuleCapture:
     ) -> Instead | None:
         with HOLD:
             step.scopes.close_to(calling.depth)
+            step.end_graft(calling.call)
             if error is not None or calling.call is None:
                 return None
             own = result
