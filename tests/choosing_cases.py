@@ -19,6 +19,12 @@ def often(cases: Iterable[Any], *names: str) -> list[Any]:
     ]
 
 
+def asked_for(items: Iterable[pytest.Item], names: Iterable[str]) -> list[str]:
+    """Those of `names` that one of the selected tests has as a parameter."""
+    cases = [item.callspec for item in items if hasattr(item, "callspec")]
+    return [name for name in names if any(name in case.params.values() for case in cases)]
+
+
 def leave_the_rest_to_long_runs(items: Iterable[pytest.Item]) -> None:
     """Mark the combinations of parameters that add no new value of one as ``long``."""
     marked = (item for item in items if isinstance(item, pytest.Function))
