@@ -303,6 +303,33 @@ def test_generators_that_began_apart_tell_nothing(tmp_path: Path) -> None:
     assert row.verdict is Verdict.SKIPPED
 
 
+class Drawing(nn.Linear):
+    drawn = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.rand(self.drawn)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("spare", "drawn", "code"), [(3, 0, 0), (0, 2, 1)])
+def test_what_weights_were_made_of_is_not_drawn_by_the_run(
+    spare: int, drawn: int, code: int, tmp_path: Path
+) -> None:
+    def run(path: Path, spare: int, drawn: int) -> Path:
+        torch.manual_seed(0)
+        with dumpcmp.capture(None, path), torch.no_grad():
+            nn.Linear(2, 1 + spare)  # another implementation draws more for weights that it loads
+            net = Drawing(2, 2)
+            net.drawn = drawn
+            net.load_state_dict({"weight": torch.eye(2), "bias": torch.ones(2)})
+            net(torch.ones(1, 2))
+        return path
+
+    golden = run(tmp_path / "a", 0, 0)
+    outcome = dumpcmp.compare(golden, run(tmp_path / "b", spare, drawn))
+    assert outcome.exit_code == code, outcome.word
+
+
 def test_runs_of_other_lengths_have_no_ends_in_common(tmp_path: Path) -> None:
     def run(path: Path, steps: int) -> Path:
         torch.manual_seed(0)

@@ -279,6 +279,7 @@ class ModuleCapture:
         if here.muted or here.step is not None or not name or is_recomputing():
             return lambda: None
         with HOLD:
+            self._begin_training()
             with DisableTorchFunction(), DisableTorchDispatch():
                 step = here.step = self.recorder.begin_function(name, not self._roots, self.begin)
                 self.watches.begin(step, None)
@@ -433,6 +434,7 @@ class ModuleCapture:
     def _begin(self, module: nn.Module) -> Step | None:
         if not self._is_root(module):
             return None
+        self._begin_training()
         original = self._parallels.replicas.original_of(module)
         whole = self._whole_of(original)
         try:
@@ -446,6 +448,10 @@ class ModuleCapture:
             self.recorder.give_up(error)
             return None
         return step
+
+    def _begin_training(self) -> None:
+        if self._training is not None:
+            self._training.begin()
 
     def root_run(
         self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
