@@ -143,6 +143,7 @@ def captured(run: Callable[[], Any], path: Path, **options: Any) -> Any:
 
 
 @built
+@pytest.mark.each_value_once
 @by_mode
 @pytest.mark.parametrize("step", STEPS)
 def test_modules_nest_as_deeply(step: str, mode: str, tmp_path: Path) -> None:
