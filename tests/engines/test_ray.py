@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import dumpcmp
+from tests.engines.dying import STAGES, WHEN, check_stage
 from tests.engines.runs import MARK, die, dump_two, told
 
 ray = pytest.importorskip("ray")
@@ -36,6 +37,21 @@ def test_workers_find_what_one_process_finds_though_one_is_killed(
     assert mark.exists() and told(found) == told(alone)
     assert dumpcmp.audit(runs[0], executor="ray") == dumpcmp.audit(runs[0])
     assert ray.is_initialized()  # it is the user's
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return dump_two(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_worker_that_dies_at_any_stage_changes_nothing(
+    cluster: None, stage: str, when: str, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    from dumpcmp.engines.on_ray import RayExecutor
+
+    check_stage(stage, when, RayExecutor(), runs, tmp_path)
 
 
 def test_an_error_of_a_worker_is_told_as_it_is_and_a_deadly_task_is_trouble(cluster: None) -> None:
