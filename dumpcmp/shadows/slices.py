@@ -71,14 +71,20 @@ class Marginals:
     def places_in_order(self, part: Quantity) -> Iterator[tuple[int, Sequence[int]]]:
         """The dim, and its indices in their order, that have the elements of `part`."""
         is_slice = False
-        for dim, first, count, stride in self.places_of(part.print):
-            span = self._wide.narrow(dim, first, (count - 1) * stride + 1)
-            held = span[(slice(None),) * dim + (slice(None, None, stride),)]
-            if fingerprint(held).is_same(part.print):
-                is_slice = True
-                yield dim, range(first, first + count * stride, stride)
+        for dim, first, count, stride in self.slices_of(part.print):
+            is_slice = True
+            yield dim, range(first, first + count * stride, stride)
         if not is_slice and (found := self._selected(part.tensor)) is not None:
             yield found
+
+    def slices_of(self, part: Fingerprint) -> Iterator[SlicePlace]:
+        """Where a slice has the elements of `part`, in its order."""
+        for place in self.places_of(part):
+            dim, first, count, stride = place
+            span = self._wide.narrow(dim, first, (count - 1) * stride + 1)
+            held = span[(slice(None),) * dim + (slice(None, None, stride),)]
+            if fingerprint(held).is_same(part):
+                yield place
 
     def _selected(self, part: Tensor) -> tuple[int, Sequence[int]] | None:
         """The same of indices that are no slice, such as the first and the last quarter."""
