@@ -27,7 +27,7 @@ def command(
     it the first divergence is meant. Exits as compare does.
     """
     from dumpcmp.comparing import compare
-    from dumpcmp.report.advice import first_value, graft_command, repro_command
+    from dumpcmp.report.advice import fault_commands
     from dumpcmp.report.telling import meant, words_of
     from dumpcmp.report.terminal import Hanging, Screen, plain
 
@@ -40,12 +40,9 @@ def command(
         console.print()
         for line in words_of(outcome, place):
             console.print(Hanging(plain(line)))
-    first = None if key else first_value(outcome)
-    if first is not None:
+    commands = [] if key else list(fault_commands(outcome))
+    if commands:
         console.print()
-        command = repro_command(first, str(golden_path), str(my_path))
-        console.print(plain(f"To attach it to a ticket: {command}"), soft_wrap=True)
-        command = graft_command(str(golden_path), str(my_path))
-        said = f"What each fault costs, and whether anything else is wrong: {command}"
-        console.print(plain(said), soft_wrap=True)
+    for command, why in commands:
+        console.print(plain(f"{why}: {command}"), soft_wrap=True)
     return outcome.exit_code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -75,7 +75,7 @@ def graft(
     tap = make_tap(steps)
     naming = _Naming(Archive(golden), how.name, in_float64)
     places = naming.places(names, tap.selects_step)
-    grafts = Grafts(places, _rows(rows))
+    grafts = Grafts(places, _rows(rows), naming.whole(places))
     dumped = dump(program, path, mode=how, grafts=grafts, **options)
     if dumped.error is None and not grafts.done:
         raise CaptureError(
@@ -110,6 +110,14 @@ class _Naming:
                 load = None if self.in_float64 else partial(_of_golden, self.archive, key)
                 found.setdefault((here.step, str(here.op), here.call), {})[str(here.slot)] = load
         return found
+
+    def whole(self, places: Mapping[GraftedCall, Collection[str]]) -> set[GraftedCall]:
+        """Those of the calls of which golden gave nothing else."""
+        given: dict[GraftedCall, set[str]] = {}
+        for key in self.archive:
+            if key.slot.is_output:
+                given.setdefault((key.step, str(key.op), key.call), set()).add(str(key.slot))
+        return {place for place, slots in places.items() if given.get(place) == set(slots)}
 
     def _named(self, name: str) -> list[Key]:
         outputs = [key for key in self.archive if key.slot.is_output]

@@ -251,6 +251,11 @@ def cudnn_convolution(
     return torch.convolution(x, weight, None, stride, padding, dilation, False, outward, groups)
 
 
+def nextafter(x: Tensor, other: Tensor) -> Tensor:
+    """The next number that the dtype of `x` has: of a longer one it would be another."""
+    return torch.nextafter(x, other.to(x.dtype))
+
+
 STAND_INS: OpTable[Callable[..., Any]] = OpTable(
     {
         "_grouped_mm": grouped_mm,
@@ -264,6 +269,7 @@ STAND_INS: OpTable[Callable[..., Any]] = OpTable(
         "cudnn_batch_norm_backward": cudnn_batch_norm_backward,
         "_native_multi_head_attention": multi_head_attention,
         "_transformer_encoder_layer_fwd": encoder_layer,
+        "nextafter": nextafter,
         **{name: partial(_attention_slopes, name) for name in ATTENTION_BACKWARD},
     }
 )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from itertools import islice
 
 from dumpcmp.nouns.outcome import Conclusion, Outcome
 from dumpcmp.nouns.row import Row, Verdict
+
+_MOST_ROOTS = 5  # that have commands of their own; more of them are named like these
 
 
 def next_commands(outcome: Outcome) -> Iterator[tuple[str, str]]:
@@ -16,12 +19,8 @@ def next_commands(outcome: Outcome) -> Iterator[tuple[str, str]]:
     first = outcome.first_divergence
     if first is not None:
         yield from _about(first, golden, mine)
-    value = first_value(outcome)
-    if value is not None:
-        yield repro_command(value, golden, mine), "the fault alone, to attach to a ticket"
-    if first is not None:
-        why = "what each fault costs, and whether anything else is wrong"
-        yield graft_command(golden, mine), why
+    for command, why in fault_commands(outcome):
+        yield command, why[0].lower() + why[1:]
     if outcome.conclusion is Conclusion.UNKNOWN:
         yield _line("dumpcmp", "audit", mine), "whether my dump is whole"
         yield _line("dumpcmp", "audit", golden), "whether golden's dump is whole"
@@ -32,8 +31,7 @@ def next_commands(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 def _about(first: Row, golden: str, mine: str) -> Iterator[tuple[str, str]]:
     key = first.key
-    value = f"{key.op}#{key.call} {key.slot}"
-    yield _line("dumpcmp", "explain", mine, golden, value), "all that is known of that value"
+    yield _line("dumpcmp", "explain", mine, golden, _name(first)), "all that is known of that value"
     if first.target_key is not None:
         op = first.target_key.op
         yield _line("dumpcmp", "show", mine, op, "--values"), "what my side took and gave there"
@@ -47,18 +45,37 @@ def _about(first: Row, golden: str, mine: str) -> Iterator[tuple[str, str]]:
 
 def first_value(outcome: Outcome) -> Row | None:
     """The first root that is a value of the run, and no setting or exception that it left."""
-    return next((row for row in outcome.roots if not row.key.op.is_effect), None)
+    return next(_root_values(outcome), None)
 
 
-def repro_command(row: Row, golden: str, mine: str) -> str:
-    """What cuts the fault of `row` out."""
-    value = f"{row.key.op}#{row.key.call} {row.key.slot}"
-    return _line("dumpcmp", "repro", mine, golden, value, "--path", "repro")
+def fault_commands(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """What cuts each root out, and what puts it right: commands, and what each is good for."""
+    golden = outcome.background.golden.path or "GOLDEN"
+    mine = outcome.background.target.path or "MINE"
+    roots = list(islice(_root_values(outcome), _MOST_ROOTS))
+    for number, row in enumerate(roots, 1):
+        folder = "repro" if number == 1 else f"repro-{number}"
+        value = _name(row)
+        command = _line("dumpcmp", "repro", mine, golden, value, "--path", folder)
+        what = "The fault" if len(roots) == 1 else f"Root {number} of {len(outcome.roots)}"
+        yield command, f"{what} alone, to attach to a ticket"
+    if outcome.first_divergence is not None:
+        why = "What each fault costs, and whether anything else is wrong"
+        yield _line("dumpcmp", "graft", "--all", mine, golden), why
+    for number, row in enumerate(roots, 1):
+        key = row.golden_key
+        if key is not None and key.slot.is_output:
+            where = ("--golden-path", golden, "--at", f"{key.op}#{key.call} {key.slot}")
+            command = _line("dumpcmp", "graft", *where, "--path", f"grafted-{number}", "SCRIPT")
+            yield command, f"The program with golden's {key.op} in place of its own"
 
 
-def graft_command(golden: str, mine: str) -> str:
-    """What puts all roots right, and measures what that changes."""
-    return _line("dumpcmp", "graft", "--all", mine, golden)
+def _root_values(outcome: Outcome) -> Iterator[Row]:
+    return (row for row in outcome.roots if not row.key.op.is_effect)
+
+
+def _name(row: Row) -> str:
+    return f"{row.key.op}#{row.key.call} {row.key.slot}"
 
 
 def _line(*words: str) -> str:

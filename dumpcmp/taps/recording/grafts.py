@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ class Grafts:
         GraftedCall, Mapping[str, ValueInPlace | None]
     ]  # by slot; None: its own in float64
     rows: Sequence[int] | None = None  # of the first dim; None: all
+    whole: Set[GraftedCall] = frozenset()  # those that give nothing else
     done: dict[GraftedCall, str] = field(default_factory=dict)  # what was replaced, and how far off
 
     @property
@@ -50,6 +51,10 @@ class Grafts:
     def has(self, step: int, op: str, number: int) -> bool:
         """Whether the results of this call are replaced."""
         return (step, op, number) in self.values
+
+    def is_whole(self, step: int, op: str, number: int) -> bool:
+        """Whether all that this call gives is replaced, so that nothing in it counts."""
+        return self.rows is None and (step, op, number) in self.whole
 
     def around(
         self, func: Callable[..., Any], call: Call, returns_nothing: bool, is_beneath_autograd: bool

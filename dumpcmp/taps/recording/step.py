@@ -74,6 +74,8 @@ class Step:
         self.number = number
         self.precision: Precision | None = None
         self.grafts: Grafts | None = None
+        self.grafted_in: Call | None = None  # the module in the midst of it whose results come
+        # from elsewhere: what it calls does not count
         self.routine: Routine | None = None  # knows calls that came before
         self.scopes = Scopes(model.ops, knowns=model.knowns(thread_name()))
         self._phase = Phase.FORWARD
@@ -154,7 +156,7 @@ class Step:
         path = self.model.path_of(module, self.scopes.here.path)
         number = self.scopes.open(path).call
         op = self._module_op(path)
-        if op is None:
+        if op is None or self.grafted_in is not None:
             return None
         if self.routine is not None and path not in self.weighing.left:
             ticket: Ticket | None = self.routine.quick.enter(type(module), args, kwargs)
@@ -170,7 +172,14 @@ class Step:
             if self.watcher is not None:
                 self.watcher.watch_parameters(self, path, module)
         self.inputs(call, found)
+        if self.grafts is not None and self.grafts.is_whole(self.number, op, number):
+            self.grafted_in = call
         return call
+
+    def end_graft(self, call: Call | Ticket | None) -> None:
+        """The module of `call` has ended."""
+        if call is not None and self.grafted_in is call:
+            self.grafted_in = None
 
     def _module_op(self, path: str) -> Op | None:
         """The op that a call of the module at `path` is; None where it is not selected."""
@@ -202,7 +211,7 @@ class Step:
     ) -> Call | None:
         """A call of `function` in the present scope with its inputs, where it is selected."""
         counted = self.count(function)
-        if counted is None:
+        if counted is None or self.grafted_in is not None:
             return None
         op, number = counted
         args = in_order(function, args)
