@@ -134,7 +134,7 @@ def command(
             before = compare(golden_path, before_path, progress=progress, **options)
             remark = Earlier(before, outcome).remark
             outcome = replace(outcome, remarks=(remark, *outcome.remarks))
-    more = {
+    more: dict[str, dict[str, Any]] = {
         "csv": {"per_op": per == "op", "all_columns": all_columns},
         "html": {"before": before},
     }

@@ -240,13 +240,13 @@ def served(*words: str) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         assert process.stdout is not None
         address = process.stdout.readline().split()[-1]
         _, _, place, token, _ = address.split("/")
-        with closing(http.client.HTTPConnection(place, timeout=60)) as connection:
 
-            def state() -> dict[str, Any]:
+        def state() -> dict[str, Any]:
+            with closing(http.client.HTTPConnection(place, timeout=60)) as connection:
                 connection.request("GET", f"/{token}/state")
                 return dict(json.loads(connection.getresponse().read()))
 
-            yield address, state
+        yield address, state
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         assert (process.returncode, errors) == (0, "")
