@@ -242,13 +242,13 @@ def served(*words: str) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         _, _, place, token, _ = address.split("/")
 
         def state() -> dict[str, Any]:
-            with closing(http.client.HTTPConnection(place, timeout=60)) as connection:
+            with closing(http.client.HTTPConnection(place, timeout=300)) as connection:
                 connection.request("GET", f"/{token}/state")
                 return dict(json.loads(connection.getresponse().read()))
 
         yield address, state
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
         assert (process.returncode, errors) == (0, "")
     finally:
         process.kill()
