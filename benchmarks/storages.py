@@ -117,11 +117,11 @@ def storages() -> Iterator[Storage]:
     hdf5: tuple[Any, ...] = (OSError, KeyError, RuntimeError, ValueError)  # it names none
     yield Storage("h5py", _write_hdf5, _read_hdf5, hdf5)
     try:
-        from zarr.errors import BaseZarrError
+        import zarr  # now, or each process that is forked would
     except ImportError:
         pass
     else:
-        own = (BaseZarrError, FileNotFoundError, ValueError)
+        own = (zarr.errors.BaseZarrError, FileNotFoundError, ValueError)
         yield Storage("zarr", _write_zarr, _read_zarr, own)
     yield Storage("SQLite", _write_sqlite, _read_sqlite, (sqlite3.Error,))
     yield Storage("safetensors", _write_safetensors, _read_safetensors, (SafetensorError,))

@@ -1,7 +1,8 @@
-"""Ray started here: the same is found, also where a worker is killed."""
+"""Ray started here, or at RAY_ADDRESS: the same is found, also where a worker is killed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,8 @@ def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(mark: Path) -> Iterator[None]:
     env = {"env_vars": {MARK: str(mark)}}
-    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, runtime_env=env)
+    here = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 2, "include_dashboard": False}
+    ray.init(log_to_driver=False, runtime_env=env, **here)
     yield
     ray.shutdown()
 
