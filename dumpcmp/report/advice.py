@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from itertools import islice
 
+from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.outcome import Conclusion, Outcome
 from dumpcmp.nouns.row import Row, Verdict
 
@@ -44,7 +45,7 @@ def _about(first: Row, golden: str, mine: str) -> Iterator[tuple[str, str]]:
 
 
 def first_value(outcome: Outcome) -> Row | None:
-    """The first root that is a value of the run, and no setting or exception that it left."""
+    """The first root that is a value of the run, or the first weight that a setting made."""
     return next(_root_values(outcome), None)
 
 
@@ -71,7 +72,15 @@ def fault_commands(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 
 def _root_values(outcome: Outcome) -> Iterator[Row]:
-    return (row for row in outcome.roots if not row.key.op.is_effect)
+    """Roots that are values; of a setting of an optimizer the first weight that it made."""
+    weights: dict[Key, Row] = {}
+    for row in outcome.rows:
+        if row.cause is not None and row.verdict.fails and row.key.slot.is_weight:
+            weights.setdefault(row.cause, row)
+    for row in outcome.roots:
+        value = weights.get(row.key) if row.key.op.is_effect else row
+        if value is not None:
+            yield value
 
 
 def _name(row: Row) -> str:

@@ -468,11 +468,11 @@ def _stepping(
                 if clips and step and model is models[0]:
                     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
                 if freezes:
-                    models[0][2].bias.grad = None  # type: ignore[union-attr]
+                    models[0].get_parameter("2.bias").grad = None
                 optimizer.step()
                 optimizer.zero_grad()
             if step == spoils:
-                models[1].weight.data.mul_(1.1)  # type: ignore[operator, union-attr]
+                models[1].get_parameter("weight").data.mul_(1.1)
     return path
 
 
