@@ -63,7 +63,7 @@ class WorkerPool(ProcessPoolExecutor):
         The pool's own thread tells each task that is left of workers that ended; one that was
         cancelled cannot be told, and the thread would end in an error with its pipes open.
         """
-        thread = self._executor_manager_thread
+        thread: Any = self._executor_manager_thread
         with suppress(OSError):  # it may close the pipes just now
             self.shutdown(wait=False, cancel_futures=True)
         while thread is not None and thread.is_alive() and self._cancel_pending_futures:

@@ -32,7 +32,8 @@ def long(*values: Any) -> Any:
 def asked_for(items: Iterable[pytest.Item], names: Iterable[str]) -> list[str]:
     """Those of `names` that one of the selected tests has as a parameter."""
     cases = [item.callspec for item in items if hasattr(item, "callspec")]
-    return [name for name in names if any(name in case.params.values() for case in cases)]
+    given = {value for case in cases for value in case.params.values() if isinstance(value, str)}
+    return [name for name in names if name in given]
 
 
 def leave_the_rest_to_long_runs(items: Iterable[pytest.Item]) -> None:

@@ -43,12 +43,12 @@ _WORDS = {
     masked_scatter masked_select max max_pool1d max_pool2d max_pool3d max_unpool1d max_unpool2d
     max_unpool3d maximum meshgrid min minimum moveaxis movedim narrow narrow_copy
     native_channel_shuffle neg negative new_full new_ones new_tensor new_zeros nextafter
-    nonzero_static not one_hot ones ones_like or pad permute permute_copy pin_memory
-    pixel_shuffle pixel_unshuffle pos positive put ravel real reflection_pad1d reflection_pad2d
-    reflection_pad3d relu relu6 repeat repeat_interleave replication_pad1d replication_pad2d
-    replication_pad3d reshape reshape_as resolve_conj resolve_neg roll rot90 round rshift
-    scalar_tensor scatter select select_backward select_copy select_scatter setitem sgn short
-    sign signbit slice slice_backward slice_copy slice_scatter split split_copy split_with_sizes
+    nonzero_static not one_hot ones ones_like or pad permute permute_copy pixel_shuffle
+    pixel_unshuffle pos positive ravel real reflection_pad1d reflection_pad2d reflection_pad3d
+    relu relu6 repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d
+    reshape reshape_as resolve_conj resolve_neg roll rot90 round rshift scalar_tensor scatter
+    select select_backward select_copy select_scatter setitem sgn short sign signbit slice
+    slice_backward slice_copy slice_scatter split split_copy split_with_sizes
     split_with_sizes_copy squeeze squeeze_copy stack swapaxes swapdims t t_copy take
     take_along_dim tensor tensor_split threshold threshold_backward tile to transpose
     transpose_copy tril tril_indices triu triu_indices trunc type type_as unbind unbind_copy
@@ -109,7 +109,7 @@ _WORDS = {
     dist elu_backward erfinv fft_fft fft_fft2 fft_fftfreq fft_fftn fft_fftshift fft_hfft
     fft_hfft2 fft_hfftn fft_ifft fft_ifft2 fft_ifftn fft_ifftshift fft_ihfft fft_ihfft2
     fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftfreq fft_rfftn
-    floor_divide fmod fold frobenius_norm gaussian_nll_loss glu glu_backward gradient
+    floor_divide fma fmod fold frobenius_norm gaussian_nll_loss glu glu_backward gradient
     grid_sample grid_sampler grid_sampler_2d grid_sampler_3d gru gru_cell hinge_embedding_loss
     huber_loss huber_loss_backward i0 igamma igammac im2col interpolate inverse istft kl_div
     l1_loss lgamma linalg_cholesky linalg_cholesky_ex linalg_cond linalg_cross linalg_det

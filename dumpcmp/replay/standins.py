@@ -256,6 +256,11 @@ def nextafter(x: Tensor, other: Tensor) -> Tensor:
     return torch.nextafter(x, other.to(x.dtype))
 
 
+def fma(x: Tensor, factor: Tensor, summand: Tensor) -> Tensor:
+    """A product and a sum, rounded once: Inductor's."""
+    return x * factor + summand
+
+
 STAND_INS: OpTable[Callable[..., Any]] = OpTable(
     {
         "_grouped_mm": grouped_mm,
@@ -269,6 +274,7 @@ STAND_INS: OpTable[Callable[..., Any]] = OpTable(
         "cudnn_batch_norm_backward": cudnn_batch_norm_backward,
         "_native_multi_head_attention": multi_head_attention,
         "_transformer_encoder_layer_fwd": encoder_layer,
+        "fma": fma,
         "nextafter": nextafter,
         **{name: partial(_attention_slopes, name) for name in ATTENTION_BACKWARD},
     }

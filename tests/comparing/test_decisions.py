@@ -203,7 +203,7 @@ WRONG = [
 
 
 def name_of(part: Any) -> str:
-    return getattr(part, "__name__", str(part))
+    return str(getattr(part, "__name__", part))
 
 
 @pytest.mark.each_value_once
