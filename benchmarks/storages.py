@@ -54,7 +54,7 @@ def _read_dumpcmp(path: Path) -> dict[int, Floats]:
 
 
 def _write_hdf5(path: Path, arrays: Numbered, done: Done) -> None:
-    with h5py.File(path, "w", libver="latest") as file:
+    with h5py.File(path, "w") as file:
         for number, array in arrays:
             file.create_dataset(str(number), data=array, fletcher32=True, chunks=array.shape)
             file.flush()
