@@ -134,9 +134,12 @@ def _num_significands(numbers: WideGroups, eps: float) -> int:
     if not parts.size:
         return 0
     grain = max(2 * eps, 2.0**-20)
-    apart = int(np.count_nonzero(np.diff(parts) > grain))
+    firsts = [parts[0]]
+    for part in parts:
+        if part - firsts[-1] > grain:  # numbers without gaps are not one that is rounded
+            firsts.append(part)
     is_round = bool(2 * parts[0] - parts[-1] <= grain)  # the next power of two but for rounding
-    return apart + (0 if is_round and apart else 1)
+    return len(firsts) - (is_round and len(firsts) > 1)
 
 
 def _is_even(numbers: WideGroups, count: int, eps: float) -> bool:

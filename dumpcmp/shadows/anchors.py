@@ -103,7 +103,7 @@ class Anchors:
                 if other is None or not self._may_be_rounded(shadow, value, theirs, quantity):
                     continue
                 found = self._on_levels(shadow, value, theirs, quantity)
-                if found is not None:
+                if found is not None and not self._is_cast(shadow, value, theirs, quantity):
                     name = f"{value.key.op}.{value.key.slot.name}"
                     reason = (
                         f"{name} is not the same tensor: rel_l2 {found.rel_l2:.3g}; it is "
@@ -138,6 +138,14 @@ class Anchors:
             return None
         self.known[ours, theirs] = found.said
         return self.target.quantity(theirs)
+
+    def _is_cast(
+        self, shadow: Shadow, ours: ValueId, theirs: ValueId, quantity: Quantity
+    ) -> bool:
+        """Whether the target's is golden's in its own dtype, which needs no levels."""
+        golden = _as_recorded(quantity, shadow, ours)
+        target = _as_recorded(self.target.quantity(theirs), self.target, theirs)
+        return golden.dtype != target.dtype and torch.equal(golden.to(target.dtype), target)
 
     def _on_levels(
         self, shadow: Shadow, ours: ValueId, theirs: ValueId, quantity: Quantity

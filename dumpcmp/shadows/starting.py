@@ -176,6 +176,8 @@ class Start:
         name = _name(shadow.program, value)
         if name not in self._targets and self.before is not None:
             name = self.before.names.get(name, name)
+        if name not in self._targets:  # a weight may be known by the calls alone that take it
+            name = next((one for one in _taken_as(shadow, value) if one in self._targets), name)
         named = self._targets.get(name, ())
         for other in sorted(named, key=lambda each: each.rank != value.rank):
             theirs = self._records[other]
@@ -256,6 +258,14 @@ def _name(program: Program, value: ValueId) -> NameInProgram:
             return "gradient", 0, effect.name
     key = value.key
     return key.op, key.call, key.slot
+
+
+def _taken_as(shadow: Shadow, value: ValueId) -> Iterator[NameInProgram]:
+    """The names that a weight has where calls take it."""
+    places = shadow.program.places.items() if value.key.slot.is_weight else ()
+    for place, other in places:
+        if other == value and place.rank == value.rank:
+            yield place.key.op, place.key.call, place.key.slot
 
 
 def _is_cast(shadow: Shadow, ours: Record, theirs: Record, target: Quantity) -> bool:

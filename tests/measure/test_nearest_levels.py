@@ -118,3 +118,13 @@ def test_tokens_that_hardly_differ_are_off_alike() -> None:
 def test_few_elements_show_no_levels_of_short_floats() -> None:
     golden = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
     assert group_of(golden, golden * (1 + 2.0**-23), "fp8") == ""
+
+
+@pytest.mark.parametrize("shape", [(65, 32), (256, 128)])
+def test_numbers_without_gaps_are_no_short_floats(shape: tuple[int, int]) -> None:
+    golden = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 0.02
+    rounded = quantised_from(value_of(golden), value_of(golden.bfloat16()), QUANTISED["fp8"])
+    assert rounded is None
+    scale = golden.abs().max() / 448
+    short = ((golden / scale).to(torch.float8_e4m3fn).float() * scale).bfloat16()
+    assert quantised_from(value_of(golden), value_of(short), QUANTISED["fp8"]) is not None
