@@ -28,6 +28,7 @@ TABLES: dict[str, str] = {
     "ports": "ports",
     "proof": "proof",
     "quantised": "quantised",
+    "reliability": "reliability",
     "repros": "repros",
     "several-faults": "several_faults",
     "grafted-layers": "grafted_layers",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import AbstractContextManager, contextmanager
 from typing import ParamSpec, TypeVar
 
@@ -78,6 +78,9 @@ def run_each(
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+    except BrokenExecutor:
+        pending.clear()  # it ends its tasks itself, just now
+        raise
     finally:
         for future in pending:
             future.cancel()

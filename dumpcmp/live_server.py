@@ -11,7 +11,7 @@ import json
 import secrets
 import socketserver
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -157,6 +157,26 @@ def serving(view: LiveView, port: int = 0) -> Iterator[LiveServer]:
             thread.join()
 
 
+def _check_asked(
+    *archives: Path,
+    layers: Sequence[str] = (),
+    tokens: str | None = None,
+    mapping: Path | None = None,
+    **_others: Any,
+) -> None:
+    """Raise what is wrong with what a page was asked to show."""
+    from dumpcmp.align.mapfile import read_mapping
+    from dumpcmp.archive.read.reader import Archive
+    from dumpcmp.archive.stores.urls import place
+    from dumpcmp.nouns.selection import make_tap
+
+    make_tap(tokens, layers)
+    if mapping is not None:
+        read_mapping(place(mapping))
+    for path in archives:
+        Archive(path)
+
+
 def serve(
     golden: Path,
     mine: Path,
@@ -169,12 +189,13 @@ def serve(
     """Compare two archives, and serve what comes of it until the process is interrupted.
 
     `tell` is told the address as soon as the page can be opened, which is before the comparison is
-    done. With `follow` the page grows by the steps of a run that goes on. `options` are those of
-    `compare`.
+    done. What is wrong with the archives or the options is raised before. With `follow` the page
+    grows by the steps of a run that goes on, or has not begun. `options` are those of `compare`.
     """
     from dumpcmp.comparing import compare
-    from dumpcmp.comparing.watching import compare_by_steps
+    from dumpcmp.comparing.watching import compare_by_steps, has_begun
 
+    _check_asked(golden, *([] if follow and not has_begun(mine) else [mine]), **options)
     view = LiveView(golden, mine)
     options["progress"] = view.progress
     with serving(view, port) as server:
@@ -184,6 +205,7 @@ def serve(
                 view.finish(compare_by_steps(golden, mine, follow=True, tell=view.add, **options))
             else:
                 view.finish(compare(golden, mine, **options))
+            view.prepare()
             Event().wait()
         except KeyboardInterrupt:
             return

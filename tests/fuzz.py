@@ -50,6 +50,8 @@ ROOMS = sorted(
 ALL = (
     *(Long(f"cases: {room}", f"-m long tests/{room}", "DUMPCMP_CASES", 1, 1) for room in ROOMS),
     Long("at once", "tests/compacting/test_at_once.py", "DUMPCMP_SECONDS", 60, 60),
+    Long("beside a writer", "tests/compacting/test_beside_a_writer.py", "DUMPCMP_SECONDS",
+         3_600, 3_600),
     Long("programs", "tests/taps/test_random_programs.py", "DUMPCMP_PROGRAMS", 1_000, 60),
     Long("laws", "tests/laws/test_laws.py", "DUMPCMP_LAWS", 20_000, 200),
     Long("parts", "tests/archive/test_fuzz.py::test_a_mutant_opens_or_gives_an_archive_error",
@@ -61,7 +63,11 @@ ALL = (
     Long("texts", f"{INPUTS}::test_texts_of_layouts_and_mappings", MUTANTS, 100_000, 20_000),
     Long("files", f"{INPUTS}::test_files_of_layouts_and_mappings_that_were_broken",
          MUTANTS, 100_000, 10_000),
-    Long("readers", "tests/readers", MUTANTS, 60_000, 5_000),  # of each of 17
+    Long("readers", "tests/readers", MUTANTS, 60_000, 5_000),  # of each of 18
+    Long("many ops", "tests/comparing/test_at_length.py::test_one_op_of_many",
+         "DUMPCMP_OPS", 100_000, 100_000),
+    Long("many elements", "tests/comparing/test_at_length.py::test_one_element_of_many",
+         "DUMPCMP_ELEMENTS", 100_000_000, 100_000_000),
     Long("faults of writers", "tests/archive/test_faults_injected.py", FAULTS, 3_000, 300),
     Long("faults of compactors", "tests/compacting/test_faults_injected.py", FAULTS, 3_000, 300),
     Long("struck parts", "tests/archive/test_dense.py::"

@@ -19,6 +19,7 @@ TESTS = (
     "tests/taps/test_known_values.py",
     "tests/taps/test_depth.py",
     "tests/archive/test_finish.py",
+    "tests/readers/test_readers.py",
 )
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g")
 LEFT_OUT = shutil.ignore_patterns(".venv", ".git", "build", "*.so", "__pycache__", "sample_dumps")

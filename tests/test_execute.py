@@ -1,15 +1,19 @@
 """Work on any executor: results in the order of the tasks, few of them under way, errors told."""
 
 import multiprocessing
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 
 import pytest
 
 from dumpcmp.execute import SerialExecutor, executor_for, run_each
-from dumpcmp.pools import WorkerPool
+from dumpcmp.pools import WorkerPool, interrupts_later
 
 
 def square(number: int) -> int:
@@ -59,6 +63,36 @@ def test_an_interrupted_pool_does_not_wait_for_its_tasks() -> None:
     while {*multiprocessing.active_children()} - others and time.monotonic() - began < 30:
         time.sleep(0.01)  # the pool's own thread may have waited for it, and be about to say so
     assert time.monotonic() - began < 30
+
+
+LONG = """
+import sys
+from dumpcmp.execute import run_each
+from dumpcmp.pools import WorkerPool, interrupts_later
+
+if __name__ == "__main__":
+    with WorkerPool(2) as pool:
+        for number, _ in enumerate(run_each(len, [bytes(1 << 20)] * 200, pool, in_flight=50)):
+            if number == 3:
+                raise KeyboardInterrupt
+"""
+
+
+def test_an_interrupted_pool_ends_without_a_word_whatever_it_was_writing(tmp_path: Path) -> None:
+    """Its pipes are full of tasks that were cancelled, and of which nobody will hear."""
+    script = tmp_path / "long.py"
+    script.write_text(LONG)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr.count("Traceback") == 1 and "Exception in thread" not in done.stderr
+
+
+def test_an_interrupt_waits_for_the_end_of_the_block() -> None:
+    reached = False
+    with pytest.raises(KeyboardInterrupt), interrupts_later():
+        signal.raise_signal(signal.SIGINT)
+        reached = True
+    assert reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("closed", ["_writer", "_reader"])

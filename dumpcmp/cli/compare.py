@@ -5,6 +5,7 @@ import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:  # the work is imported when there is some, not for --help
 
 _GROUPS = {
     "The runs": (
-        "--my-path", "--golden-path", "--reference", "--layer", "--token", "--partial", "--follow",
-        "--stop-at-first",
+        "--my-path", "--golden-path", "--before-path", "--reference", "--layer", "--token",
+        "--partial", "--follow", "--stop-at-first",
     ),
     "What belongs together": ("--mapping", "--token-offset", "--layout"),
     "What is admissible": (
@@ -44,6 +45,8 @@ _GROUPS = {
 @click.option("--golden-path", required=True, type=PLACE, help="Archive that is right.")
 @click.option("--output", default="out", show_default=True, type=PLACE,
               help="Directory for the report.")  # fmt: skip
+@click.option("--before-path", type=PLACE,
+              help="Archive of mine as it was before: what has changed?")  # fmt: skip
 @click.option("--reference", type=PLACE,
               help="Archive of golden in higher precision (dump --dtype).")  # fmt: skip
 @click.option("--mapping", type=PLACE,
@@ -89,7 +92,7 @@ def command(
     my_path: Path, golden_path: Path, output: Path, layers: tuple[str, ...], token: str | None,
     checker: str, rtol: float | None, atol: float | None, pcc: float | None,
     cosine: float | None, formats: str, shows: bool, follow: bool, stop_at_first: bool,
-    per: str, all_columns: bool, **options: Any,
+    per: str, all_columns: bool, before_path: Path | None, **options: Any,
 ) -> int:  # fmt: skip
     """Compare MY run with GOLDEN, value by value, and name the op where it first goes wrong.
 
@@ -124,8 +127,18 @@ def command(
             )  # fmt: skip
         else:
             outcome = compare(golden_path, my_path, progress=progress, **options)
-    table = {"per_op": per == "op", "all_columns": all_columns}
-    return report(outcome, output, forms, Screen(), shows=shows, table=table)
+        before = None
+        if before_path is not None:
+            from dumpcmp.report.earlier import Earlier
+
+            before = compare(golden_path, before_path, progress=progress, **options)
+            remark = Earlier(before, outcome).remark
+            outcome = replace(outcome, remarks=(remark, *outcome.remarks))
+    more = {
+        "csv": {"per_op": per == "op", "all_columns": all_columns},
+        "html": {"before": before},
+    }
+    return report(outcome, output, forms, Screen(), shows=shows, more=more)
 
 
 def _tell_of_token(steps: list[int], outcome: "Outcome") -> None:
@@ -138,13 +151,13 @@ def _tell_of_token(steps: list[int], outcome: "Outcome") -> None:
 
 def report(
     outcome: "Outcome", output: Path, forms: tuple[str, ...], console: "Console",
-    shows: bool = False, table: Mapping[str, bool] | None = None,
+    shows: bool = False, more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> int:  # fmt: skip
     """Write the files, print the summary, and give the exit code."""
     files: list[Path] = []
     try:
         with writing():
-            for path in written(outcome, output, forms, table or {"all_columns": False}):
+            for path in written(outcome, output, forms, more or {"csv": {"all_columns": False}}):
                 files.append(path)
     finally:  # a report that cannot be written is trouble, but what was found is not lost
         from dumpcmp.report.terminal import show
@@ -156,16 +169,17 @@ def report(
 
 
 def written(
-    outcome: "Outcome", output: Path, forms: tuple[str, ...], table: Mapping[str, bool]
-) -> Iterator[Path]:
+    outcome: "Outcome", output: Path, forms: tuple[str, ...],
+    more: Mapping[str, Mapping[str, Any]],
+) -> Iterator[Path]:  # fmt: skip
     """Write the report in each of `forms`, under a name that nothing in `output` has yet.
 
-    `table` says how the table is written.
+    `more` says, for a form, how it is written.
     """
     stem = free_stem(output)
     for name in forms:
-        options = table if name == "csv" else {}
-        yield FORMS[name].write(outcome, output / f"{stem}{FORMS[name].suffix}", **options)
+        place = output / f"{stem}{FORMS[name].suffix}"
+        yield FORMS[name].write(outcome, place, **more.get(name, {}))
 
 
 @contextmanager

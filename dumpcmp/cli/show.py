@@ -225,9 +225,11 @@ def _effects(
 
     Unless `every` one is meant, results that are the root's outputs and nothing else are left out.
     """
+    own = {key.site for key in archive.effect_values_at(model, step)}
     for rank, calls in archive.effects_at(model, step).items():
         for call in calls:
-            is_plain = call.op == Effect.RESULT.op and tree_of(call).is_all_tensors
+            is_told = call.site not in own and tree_of(call).is_all_tensors
+            is_plain = call.op == Effect.RESULT.op and is_told
             if (every or not is_plain) and _selects(glob, call.site.key(call.op.function)):
                 yield rank, call
 

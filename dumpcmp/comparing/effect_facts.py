@@ -39,7 +39,7 @@ def last_recorded(side: Side, model: str) -> int:
 
 
 def first_generators(archive: Archive, rank: int) -> dict[str, Any]:
-    """The generators of a rank as its capture began: seed and state of each."""
+    """The generators of a rank as its first step began: seed and state of each."""
     found = archive.run.get(rank, {}).get("run", {}).get("generators")
     return found if isinstance(found, dict) else {}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from dumpcmp.align.counting import Counting
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.comparing.effect_causes import WEIGHTS_TELL
 from dumpcmp.comparing.effect_facts import first_generators, last_step, records_effects
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.rounding_spread import Spread
@@ -164,10 +165,28 @@ class EffectJudge:
         rule = self.rule
         if effect in (Effect.TRAINING, Effect.OPTIMIZER):
             rule = TrainingRule(self.spread.norms(rule.limit))
+            if _kind_of(ours) != _kind_of(theirs):
+                return self._of_other_kinds(ours, theirs, rule)
         found = self._of_trees(tree_of(ours), tree_of(theirs), rule)
         if found is not None and effect is Effect.TRAINING:
             return replace(found, reason=_of_object(found.reason, ours))
         return found
+
+    def _of_other_kinds(self, ours: Call, theirs: Call, rule: NumberRule) -> EffectFinding:
+        """What two classes say of training: numbers of one name, and the weights that they make.
+
+        What one of them calls otherwise, or does not say, is no difference.
+        """
+        found = compare_trees(tree_of(ours), tree_of(theirs), rule)
+        differing = [one for one in found.differences if one.is_of_numbers]
+        if differing:
+            return self._differing(replace(found, differences=differing))
+        one, other = _object_of(ours), _object_of(theirs)
+        one, other = (one, other) if one != other else (_kind_of(ours), _kind_of(theirs))
+        said = f"golden trains with {one}, mine with {other}"
+        if all(records_effects(side.archive, Effect.STATE) for side in (self.golden, self.target)):
+            return EffectFinding(Verdict.SKIPPED, f"{said}{WEIGHTS_TELL}")
+        return EffectFinding(Verdict.INCONCLUSIVE, said)
 
     def _of_trees(
         self, golden: EffectTree, target: EffectTree, rule: NumberRule
@@ -358,7 +377,12 @@ _BADNESS = {Verdict.FAIL: 3, Verdict.INCONCLUSIVE: 2, Verdict.FLIP: 1}
 
 def _object_of(call: Call) -> str:
     """What steered training: an optimizer, a scaler, clipping."""
-    return str(first_tree(call).get("object", "")).rpartition(".")[2]
+    return _kind_of(call).rpartition(".")[2]
+
+
+def _kind_of(call: Call) -> str:
+    """The same with the module that has it."""
+    return str(first_tree(call).get("object", ""))
 
 
 def _of_object(said: str, call: Call) -> str:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.comparing.laying import Job, Task
+from dumpcmp.comparing.side import asked_now
 from dumpcmp.measure.divergence import kl_divergence
+from dumpcmp.measure.metric_process import MetricProcess
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.key import ROOT, Key
-from dumpcmp.nouns.options import load
 from dumpcmp.nouns.row import Measured, Own, Pair
 from dumpcmp.nouns.value import Kind, Value, dtype_named
-from dumpcmp.summary.packing import named
 
-OwnMetric = Callable[[Any, Any], object]  # takes golden's array and the target's
 _KL = "kl_divergence"
 _OURS = {_KL: kl_divergence}
 WIDE_AS_LOGITS = 16  # elements of a row of the model's result, of which the divergence is told
@@ -27,7 +25,7 @@ def loadable(names: Iterable[str]) -> tuple[str, ...]:
     """`names` of metrics, which can all be loaded."""
     wanted = tuple(names)
     for name in wanted:
-        _loaded(name)
+        _check(name)
     return wanted
 
 
@@ -60,19 +58,27 @@ def _may_be_logits(task: Task) -> bool:
     return is_held and is_wide and dtype_named(first.dtype).kind is Kind.FLOAT
 
 
-@lru_cache
-def _loaded(name: str) -> OwnMetric:
+def _check(name: str) -> None:
     if name in _OURS:
-        return _OURS[name]
+        return
     if ":" not in name:
         known = ", ".join(_OURS)
         raise SelectionError(
             f"--metric {name!r} is not known", hint=f"pkg.mod:function, or {known}"
         )
-    found: OwnMetric = load("--metric", name)
-    if not callable(found):
-        raise SelectionError(f"--metric {name}: it is no function")
-    return found
+    if name.startswith("__main__:"):
+        raise SelectionError(
+            f"--metric {name}: it is computed in a process of its own, which has no part of this "
+            "program",
+            hint="put the function into a module, and name that",
+        )
+    _process_for(asked_now()).check(name)
+
+
+@lru_cache(maxsize=1)
+def _process_for(_asked: str) -> MetricProcess:
+    """The process that computes the user's metrics for one comparison."""
+    return MetricProcess()
 
 
 def measured_by(names: Iterable[str], golden: Value, target: Value) -> tuple[Own, str]:
@@ -83,12 +89,10 @@ def measured_by(names: Iterable[str], golden: Value, target: Value) -> tuple[Own
         if name in _OURS:
             found[name] = _OURS[name](golden, target)
             continue
-        try:
-            given = _loaded(name)(golden.numbers(), target.numbers())
-            numbers = named(name.partition(":")[2], given)
-            found |= {column: float(number) for column, number in numbers.items()}
-        except Exception as error:  # the user's function may raise anything; the others stand
-            problem = problem or f"--metric {name}: {type(error).__name__}: {error}"[:200]
+        process = _process_for(asked_now())
+        numbers, why = process.computed(name, golden.numbers(), target.numbers())
+        found |= numbers
+        problem = problem or why
     return tuple(found.items()), problem
 
 

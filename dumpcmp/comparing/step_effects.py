@@ -10,7 +10,7 @@ from typing import Any
 
 from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.side import EffectCalls, Side, StepName
-from dumpcmp.nouns.effects import Effect
+from dumpcmp.nouns.effects import Effect, tree_of
 from dumpcmp.nouns.given import argument_tree
 from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.record import Call
@@ -32,7 +32,8 @@ class StepEffects:
     @cached_property
     def _calls(self) -> tuple[dict[EffectName, dict[int, Call]], dict[EffectName, dict[int, Call]]]:
         """The effects of both sides by name and rank."""
-        return _by_name(self.golden), _by_name(self.target)
+        golden, target = _by_name(self.golden), _by_name(self.target)
+        return golden, _with_names_of(golden, target)
 
     @cached_property
     def named(self) -> list[EffectName]:
@@ -76,6 +77,29 @@ def _by_name(side: EffectCalls) -> dict[EffectName, dict[int, Call]]:
                 numbers[kind] += 1
             found.setdefault((call.op, number, kind), {})[rank] = call
     return found
+
+
+def _with_names_of(
+    golden: Mapping[EffectName, dict[int, Call]], target: Mapping[EffectName, dict[int, Call]]
+) -> dict[EffectName, dict[int, Call]]:
+    """`target`, where what steers training is of another class, by the name of golden's.
+
+    They have settings in common, such as the learning rate, and each side has one of them alone.
+    """
+    found = dict(target)
+    alone = [name for name in golden if name[0] == Effect.TRAINING.op and name not in target]
+    for name in [name for name in target if name not in golden]:
+        others = [other for other in alone if name[0] == other[0]]
+        settings = _settings(target[name])
+        beside = next((each for each in others if settings & _settings(golden[each])), None)
+        if beside is not None:
+            alone.remove(beside)
+            found = {beside if key == name else key: calls for key, calls in found.items()}
+    return found
+
+
+def _settings(calls: Mapping[int, Call]) -> set[str]:
+    return {leaf.path for call in calls.values() for leaf in tree_of(call).leaves}
 
 
 def steps_together(golden: Side, target: Side, counting: Counting) -> list[StepEffects]:

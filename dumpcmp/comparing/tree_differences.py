@@ -69,6 +69,12 @@ class LeafDifference:
         return all(leaf is not None and _word(leaf) == "dtype" for leaf in leaves)
 
     @property
+    def is_of_numbers(self) -> bool:
+        """Whether both sides have a number there."""
+        leaves = (self.golden, self.target)
+        return all(leaf is not None and _is_number(leaf.value) for leaf in leaves)
+
+    @property
     def said(self) -> str:
         """The difference in a sentence."""
         ours, theirs = self.golden, self.target

@@ -87,10 +87,15 @@ def _in_golden_terms(
     return sorted(step for step in set.intersection(*found) if step >= 0)
 
 
+def has_begun(target: Path) -> bool:
+    """Whether a run has begun to write at `target`."""
+    return bool(rank_directories(target))
+
+
 def _await(target: Path) -> None:
     """Wait until a run has begun to write at `target`, for a while."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not rank_directories(target):
+    while not has_begun(target):
         if time.monotonic() > deadline:
             raise ArchiveError(
                 f"no run began to write {target} in {PATIENCE_SECONDS:.0f} seconds",

@@ -13,7 +13,6 @@ from dumpcmp.grafting.evaluation import Evaluation, Faults, distance, size_of, t
 from dumpcmp.grafting.exact_sides import ExactSides
 from dumpcmp.grafting.suspects import RootKind, Suspect, Suspects, all_suspects, by_layer
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.shadows.fingerprints import fingerprint
 from dumpcmp.shadows.program import ValueId
 from dumpcmp.shadows.quantities import Quantity
 from dumpcmp.shadows.shadow import Shadow
@@ -127,11 +126,8 @@ class GraftedEffects:
 
     def _part(self, whole: Tensor, target: Quantity) -> Tensor:
         """What a rank, or a loop over tokens, has of `whole`."""
-        own = target.tensor
-        for dim, first, length, stride in Marginals(whole).slices_of(fingerprint(own)):
-            last = first + (length - 1) * stride
-            return whole[(slice(None),) * dim + (slice(first, last + 1, stride),)]
-        return whole
+        place = next(Marginals(whole).places_in_order(target), None)
+        return whole if place is None else whole[(slice(None),) * place[0] + (list(place[1]),)]
 
 
 def measured(suspects: Suspects, is_by_layer: bool = False) -> MeasuredStep:

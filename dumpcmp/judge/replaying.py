@@ -51,7 +51,7 @@ def _wrongs(replay: Replay) -> Iterator[str]:
         return  # what was chosen may be other elements than the replay has, and as right
     if replay.is_exact and replay.mismatched:
         others = counted(replay.mismatched, "element is another", "elements are others")
-        yield f"it only moves what it was given, but {others}"
+        yield f"it rounds nothing, but {others}"
     if not replay.nonfinite_agree:
         yield "NaN or Inf stand where the op in float64 on the same inputs has none, or lack there"
     if not replay.is_exact:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from dumpcmp.nouns.op_names import OpTable
+from dumpcmp.nouns.op_names import OpSet, OpTable
 
 
 class FunctionKind(StrEnum):
@@ -25,36 +25,36 @@ class FunctionKind(StrEnum):
 
 _WORDS = {
     FunctionKind.MOVES: """
-    H T _conj _neg_view _reshape_alias _reshape_copy _shape_as_tensor _to_copy
-    _unsafe_index _unsafe_index_put _unsafe_masked_index _unsafe_view abs adjoint alias
-    alias_copy amax amin and argwhere as_strided as_strided_copy as_strided_scatter
-    atleast_1d atleast_2d atleast_3d bfloat16 bincount bitwise_and bitwise_left_shift
-    bitwise_not bitwise_or bitwise_right_shift bitwise_xor block_diag bool
-    broadcast_tensors broadcast_to bucketize byte cat ceil cfloat channel_shuffle char
-    chunk clamp clamp_max clamp_min clip clone column_stack combinations complex conj
-    conj_physical constant_pad_nd contiguous copy copysign count_nonzero cpu cuda data
-    dequantize detach detach_copy diag diag_embed diagflat diagonal diagonal_backward
+    H T _conj _conj_copy _neg_view _neg_view_copy _reshape_alias _reshape_alias_copy
+    _reshape_copy _shape_as_tensor _to_copy _unsafe_index _unsafe_index_put _unsafe_masked_index
+    _unsafe_view abs adjoint alias alias_copy amax amin and argwhere as_strided as_strided_copy
+    as_strided_scatter atleast_1d atleast_2d atleast_3d bfloat16 bincount bitwise_and
+    bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor block_diag bool
+    broadcast_tensors broadcast_to bucketize byte cartesian_prod cat cdouble ceil cfloat chalf
+    channel_shuffle char chunk clamp clamp_max clamp_min clip clone column_stack combinations
+    complex conj conj_physical constant_pad_nd contiguous copy copysign count_nonzero cpu cuda
+    data dequantize detach detach_copy diag diag_embed diagflat diagonal diagonal_backward
     diagonal_copy diagonal_scatter double dsplit dstack embedding empty_permuted expand
-    expand_as expand_copy eye fill fill_diagonal fix flatten flip fliplr flipud float
-    floor fmax fmin frac full full_like gather getitem half hardtanh hardtanh_backward
-    heaviside histc hsplit hstack imag index index_copy index_fill index_put
-    index_select int invert isfinite isin isinf isnan isneginf isposinf isreal lift
-    lift_fresh lift_fresh_copy logical_and logical_not logical_or logical_xor long
-    lshift mH mT masked_fill masked_scatter masked_select max max_pool1d max_pool2d
-    max_pool3d maximum meshgrid min minimum moveaxis movedim narrow narrow_copy neg
-    negative new_full new_ones new_tensor new_zeros not one_hot ones ones_like or pad
-    permute permute_copy pixel_shuffle pixel_unshuffle pos positive ravel real
-    reflection_pad1d reflection_pad2d reflection_pad3d relu relu6 repeat
-    repeat_interleave replication_pad1d replication_pad2d replication_pad3d reshape
-    reshape_as resolve_conj resolve_neg roll rot90 round rshift scalar_tensor scatter
-    select select_backward select_copy select_scatter setitem sgn short sign signbit
-    slice slice_backward slice_copy slice_scatter split split_copy split_with_sizes
+    expand_as expand_copy eye fill fill_diagonal fix flatten flip fliplr flipud float floor fmax
+    fmin frac frexp full full_like gather gcd getitem half hardtanh hardtanh_backward heaviside
+    histc hsplit hstack imag index index_copy index_fill index_put index_select int invert
+    isfinite isin isinf isnan isneginf isposinf isreal lcm lift lift_fresh lift_fresh_copy
+    linalg_diagonal logical_and logical_not logical_or logical_xor long lshift mH mT masked_fill
+    masked_scatter masked_select max max_pool1d max_pool2d max_pool3d max_unpool1d max_unpool2d
+    max_unpool3d maximum meshgrid min minimum moveaxis movedim narrow narrow_copy
+    native_channel_shuffle neg negative new_full new_ones new_tensor new_zeros nextafter
+    nonzero_static not one_hot ones ones_like or pad permute permute_copy pixel_shuffle
+    pixel_unshuffle pos positive ravel real reflection_pad1d reflection_pad2d reflection_pad3d
+    relu relu6 repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d
+    reshape reshape_as resolve_conj resolve_neg roll rot90 round rshift scalar_tensor scatter
+    select select_backward select_copy select_scatter setitem sgn short sign signbit slice
+    slice_backward slice_copy slice_scatter split split_copy split_with_sizes
     split_with_sizes_copy squeeze squeeze_copy stack swapaxes swapdims t t_copy take
     take_along_dim tensor tensor_split threshold threshold_backward tile to transpose
-    transpose_copy tril tril_indices triu triu_indices trunc type type_as unbind
-    unbind_copy unflatten unfold unfold_copy unsafe_chunk unsafe_split
-    unsafe_split_with_sizes unsqueeze unsqueeze_copy view view_as view_as_complex
-    view_as_real view_copy vsplit vstack where xor zero zeros zeros_like
+    transpose_copy tril tril_indices triu triu_indices trunc type type_as unbind unbind_copy
+    unflatten unfold unfold_copy unravel_index unsafe_chunk unsafe_split unsafe_split_with_sizes
+    unsqueeze unsqueeze_copy view view_as view_as_complex view_as_complex_copy view_as_real
+    view_as_real_copy view_copy vsplit vstack where xor zero zeros zeros_like
     """,
     FunctionKind.ELEMENTWISE: """
     _prelu_kernel _prelu_kernel_backward acos acosh angle arange arccos arccosh arcsin
@@ -96,44 +96,50 @@ _WORDS = {
     """,
     FunctionKind.COMPOSES: """
     _fused_rms_norm_backward _log_softmax _log_softmax_backward_data
-    _native_multi_head_attention _safe_softmax
-    _scaled_dot_product_attention_math _scaled_dot_product_cudnn_attention
-    _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_efficient_attention
-    _scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention
-    _scaled_dot_product_flash_attention_backward
+    _native_multi_head_attention _safe_softmax _scaled_dot_product_attention_math
+    _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
+    _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
+    _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
     _scaled_dot_product_flash_attention_for_cpu
     _scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data
-    _transformer_encoder_layer_fwd affine_grid binary_cross_entropy binary_cross_entropy_backward
-    binary_cross_entropy_with_logits cdist cholesky col2im corrcoef
-    cosine_embedding_loss cosine_similarity cov cross cross_entropy cross_entropy_loss
-    ctc_loss cudnn_batch_norm_backward det diff digamma dist elu_backward erfinv fft_fft
-    fft_fft2 fft_fftfreq fft_fftn fft_fftshift fft_hfft fft_ifft fft_ifft2 fft_ifftn
-    fft_ifftshift fft_ihfft fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2
-    fft_rfftfreq fft_rfftn floor_divide fmod fold gaussian_nll_loss glu glu_backward
-    gradient grid_sample gru gru_cell hinge_embedding_loss huber_loss
-    huber_loss_backward i0 im2col interpolate inverse istft kl_div l1_loss lgamma
-    linalg_cholesky linalg_cross linalg_det linalg_eigvalsh linalg_inv
-    linalg_matrix_norm linalg_matrix_power linalg_norm linalg_pinv linalg_slogdet
-    linalg_solve linalg_solve_triangular linalg_vector_norm local_response_norm
-    log_softmax logaddexp logaddexp2 logdet logit logsumexp lp_pool1d lp_pool2d lstm
-    lstm_cell margin_ranking_loss matrix_exp matrix_power mse_loss mse_loss_backward
-    multi_head_attention_forward multi_margin_loss multilabel_margin_loss
-    multilabel_soft_margin_loss mvlgamma native_batch_norm_backward
-    native_group_norm_backward native_layer_norm_backward nll_loss nll_loss2d
-    nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward
-    nll_loss_nd norm normalize pairwise_distance pdist pinverse poisson_nll_loss
-    polygamma prod remainder renorm rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell
-    scaled_dot_product_attention sinc slogdet smooth_l1_loss smooth_l1_loss_backward
-    soft_margin_loss softmax softmin special_digamma special_entr special_erfcx
-    special_erfinv special_gammaln special_i0 special_i0e special_i1 special_i1e
-    special_log_ndtr special_log_softmax special_logit special_logsumexp special_ndtr
-    special_ndtri special_polygamma special_psi special_sinc special_softmax
-    special_xlog1py special_xlogy special_zeta std std_mean stft tanhshrink
-    triangular_solve triplet_margin_loss triplet_margin_with_distance_loss upsample
-    upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d
-    upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward
-    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
-    upsample_trilinear3d_backward var var_mean xlogy
+    _transformer_encoder_layer_fwd affine_grid affine_grid_generator binary_cross_entropy
+    binary_cross_entropy_backward binary_cross_entropy_with_logits cdist cholesky
+    cholesky_inverse cholesky_solve col2im corrcoef cosine_embedding_loss cosine_similarity cov
+    cross cross_entropy cross_entropy_loss ctc_loss cudnn_batch_norm_backward det diff digamma
+    dist elu_backward erfinv fft_fft fft_fft2 fft_fftfreq fft_fftn fft_fftshift fft_hfft
+    fft_hfft2 fft_hfftn fft_ifft fft_ifft2 fft_ifftn fft_ifftshift fft_ihfft fft_ihfft2
+    fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftfreq fft_rfftn
+    floor_divide fma fmod fold frobenius_norm gaussian_nll_loss glu glu_backward gradient
+    grid_sample grid_sampler grid_sampler_2d grid_sampler_3d gru gru_cell hinge_embedding_loss
+    huber_loss huber_loss_backward i0 igamma igammac im2col interpolate inverse istft kl_div
+    l1_loss lgamma linalg_cholesky linalg_cholesky_ex linalg_cond linalg_cross linalg_det
+    linalg_eigvalsh linalg_inv linalg_inv_ex linalg_lu_solve linalg_matrix_exp
+    linalg_matrix_norm linalg_matrix_power linalg_norm linalg_pinv linalg_slogdet linalg_solve
+    linalg_solve_ex linalg_solve_triangular linalg_svdvals linalg_tensorinv linalg_tensorsolve
+    linalg_vander linalg_vector_norm local_response_norm log_softmax logaddexp logaddexp2 logdet
+    logit logsumexp lp_pool1d lp_pool2d lp_pool3d lstm lstm_cell lu_solve margin_ranking_loss
+    matrix_exp matrix_power mse_loss mse_loss_backward multi_head_attention_forward
+    multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss mvlgamma nanquantile
+    native_batch_norm_backward native_group_norm_backward native_layer_norm_backward nll_loss
+    nll_loss2d nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward
+    nll_loss_nd norm norm_except_dim normalize nuclear_norm pairwise_distance pdist pinverse
+    poisson_nll_loss polygamma prod quantile remainder renorm rnn_relu rnn_relu_cell rnn_tanh
+    rnn_tanh_cell scaled_dot_product_attention sinc slogdet smooth_l1_loss
+    smooth_l1_loss_backward soft_margin_loss softmax softmin special_airy_ai special_bessel_j0
+    special_bessel_j1 special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t
+    special_chebyshev_polynomial_u special_digamma special_entr special_erfcx special_erfinv
+    special_gammainc special_gammaincc special_gammaln special_hermite_polynomial_h
+    special_hermite_polynomial_he special_i0 special_i0e special_i1 special_i1e
+    special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr
+    special_log_softmax special_logit special_logsumexp special_modified_bessel_i0
+    special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
+    special_ndtr special_ndtri special_polygamma special_psi special_scaled_modified_bessel_k0
+    special_scaled_modified_bessel_k1 special_sinc special_softmax special_spherical_bessel_j0
+    special_xlog1py special_xlogy special_zeta std std_mean stft tanhshrink triangular_solve
+    triplet_margin_loss triplet_margin_with_distance_loss upsample upsample_bicubic2d
+    upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward
+    upsample_linear1d upsample_linear1d_backward upsample_nearest1d upsample_nearest2d
+    upsample_nearest3d upsample_trilinear3d upsample_trilinear3d_backward var var_mean xlogy
     """,
     FunctionKind.SCANS: "cumsum cumprod logcumsumexp cumulative_trapezoid",
     FunctionKind.CHOOSES: """
@@ -151,5 +157,8 @@ _WORDS = {
     empty empty_like empty_strided new_empty new_empty_strided resize
     """,
 }
+
+# Functions whose result is another in a longer dtype: they are run in that of the program.
+BY_DTYPE = OpSet("nextafter")
 
 KINDS = OpTable({word: kind for kind, words in _WORDS.items() for word in words.split()})

@@ -98,6 +98,8 @@ def _dispatched(target: str, ran_on: str) -> ReplayFunction:
     told = reference_of(namespace, op, overload, ran_on)
     if told is not None:
         return ReplayFunction(told, op, KINDS.get(op, FunctionKind.COMPOSES))
+    if namespace == "prims" and (own := stand_in(op, ran_on)) is not None:
+        return ReplayFunction(own, op, KINDS[op])
     if namespace != "aten":
         raise Unreplayable(
             f"{namespace}::{op} is a custom op without a reference",

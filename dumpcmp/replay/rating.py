@@ -36,6 +36,10 @@ _SCATTERED = OpSet(
     """
 )
 
+# Of short numbers each gives a whole number or a remainder that its dtype has, on any device.
+_WHOLE = OpSet("floor_divide fmod")
+_LARGEST_WHOLE = 2.0**22  # below it float32, in which kernels compute, has each
+
 _SLOPES = ("_backward", "_backward_data")
 _VANISHED = 2.0**-20  # of the gradient that is given: less is left of what cancels
 
@@ -85,6 +89,19 @@ def _copied(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
+def _is_whole(
+    function: ReplayFunction, arguments: CallArguments, outputs: dict[str, Tensor]
+) -> bool:
+    """Whether there is one right result, which is not rounded."""
+    if function.name not in _WHOLE or arguments.kwargs or "output.0" not in outputs:
+        return False
+    tensors, output = arguments.tensors(), outputs["output.0"]
+    if any(leaf.dtype not in (*_SHORT, torch.float32) for leaf in tensors):
+        return False
+    is_told = all(isinstance(leaf, (Tensor, int)) for leaf in arguments.leaves())
+    return is_told and bool((output.abs() < _LARGEST_WHOLE).all())
+
+
 def is_inexact(tensor: Tensor) -> bool:
     """Whether arithmetic on it rounds."""
     return tensor.is_floating_point() or tensor.is_complex()
@@ -98,6 +115,8 @@ def rated(
     device: str = "cpu",
 ) -> Rerun:
     """What was run, with the condition of each output, and the noise where there is no formula."""
+    if _is_whole(function, arguments, outputs):
+        return Rerun(outputs, is_exact=True)
     double = any(leaf.dtype in (torch.float64, torch.complex128) for leaf in arguments.tensors())
     terms = terms_of(function, wide, outputs, torch.float64 if double else torch.float32)
     condition = {slot: ratio_of(terms[slot], outputs[slot]) for slot in terms}

@@ -251,6 +251,16 @@ def cudnn_convolution(
     return torch.convolution(x, weight, None, stride, padding, dilation, False, outward, groups)
 
 
+def nextafter(x: Tensor, other: Tensor) -> Tensor:
+    """The next number that the dtype of `x` has: of a longer one it would be another."""
+    return torch.nextafter(x, other.to(x.dtype))
+
+
+def fma(x: Tensor, factor: Tensor, summand: Tensor) -> Tensor:
+    """A product and a sum, rounded once: Inductor's."""
+    return x * factor + summand
+
+
 STAND_INS: OpTable[Callable[..., Any]] = OpTable(
     {
         "_grouped_mm": grouped_mm,
@@ -264,6 +274,8 @@ STAND_INS: OpTable[Callable[..., Any]] = OpTable(
         "cudnn_batch_norm_backward": cudnn_batch_norm_backward,
         "_native_multi_head_attention": multi_head_attention,
         "_transformer_encoder_layer_fwd": encoder_layer,
+        "fma": fma,
+        "nextafter": nextafter,
         **{name: partial(_attention_slopes, name) for name in ATTENTION_BACKWARD},
     }
 )

@@ -26,7 +26,7 @@ class ReportForm(NamedTuple):
     def write(self, outcome: Outcome, path: Path, **options: Any) -> Path:
         """Write `outcome`, into a store as well; what is needed for it is imported here.
 
-        `options` are those of a table.
+        `options` are those of its writer.
         """
         module, _, name = self.writer.rpartition(".")
         write: Callable[[Outcome, Path], Path] = partial(

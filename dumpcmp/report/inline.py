@@ -11,8 +11,7 @@ from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.files import write_whole
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.report.activations import drawn
-from dumpcmp.report.jsonfile import without_rows
-from dumpcmp.report.page import CellRows, assembled, page_of
+from dumpcmp.report.page import assembled, page_text
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -44,17 +43,18 @@ class Page:
         return path
 
 
-def page(outcome: Outcome) -> Page:
+def page(outcome: Outcome, *, before: Outcome | None = None) -> Page:
     """The page that ``compare --format html`` writes, for a notebook.
 
         dumpcmp.page(dumpcmp.compare("d1", "d2", closely=8))
 
-    `closely` of `compare` says how many rows it shows closer looks at.
+    `closely` of `compare` says how many rows it shows closer looks at. `before` is the outcome of
+    an earlier state of mine with the same golden run: the page then tells what has changed.
     """
-    return Page(page_of(without_rows(outcome), CellRows(outcome.rows)), outcome.word)
+    return Page(page_text(outcome, before), outcome.word)
 
 
-_SCRIPTS = ("model.js", "colours.js", "activations.js")
+_SCRIPTS = ("model.js", "theme.js", "colours.js", "activations.js")
 
 
 def activations(

@@ -10,6 +10,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import FAILING, Row, Verdict
@@ -22,17 +24,59 @@ from dumpcmp.report.page import policy_of, put_together, script_of, source_of
 MOST_AT_ONCE = 500  # rows in one answer
 MOST_ROOTS = 50  # that the page names; the table has all
 SEARCH_SECONDS = 0.2  # in one answer; the page asks again for what is left
+_PAUSE = 0.01  # seconds, in which another thread takes the lock
 _MOST_SEARCHES = 8  # that are kept
-_MOST_KEPT = 1000  # rows of one search that stay in memory
-_SCRIPTS = ("model.js", "live.js")
+_NUMBER = {verdict: number for number, verdict in enumerate(Verdict)}
+_SCRIPTS = ("model.js", "theme.js", "rows.js", "live.js")
 
 
 def live_page() -> tuple[str, str]:
     """The page, which has no rows yet, and the policy that its answer's header states."""
     style, script = source_of("page.css"), script_of(_SCRIPTS)
     rest = "connect-src 'self'; frame-ancestors 'none'"
-    text = put_together("live.html", {"style": style, "script": script})
+    parts = {"title": "dumpcmp", "style": style, "script": script, "payload": ""}
+    text = put_together("live.html", {**parts, "head": '<link rel="icon" href="data:,">'})
     return text, f"{policy_of(style, script)}; {rest}"
+
+
+class Texts:
+    """What rows are searched by. Each text is there once: most calls are made in every step."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}  # of texts, in order
+        self._steps, self._values = array("I"), array("I")  # each row's two texts
+        self._verdicts = array("B")
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def go_on(self, rows: Sequence[Row], seconds: float) -> bool:
+        """Read for so long, and say whether all of `rows` are known. Rows are only added."""
+        deadline = time.monotonic() + seconds
+        for place in range(len(self), len(rows)):
+            self._add(rows[place])
+            if time.monotonic() > deadline:
+                break
+        return len(self) == len(rows)
+
+    def _add(self, row: Row) -> None:
+        key, mine = row.key, "" if row.target_key is None else row.target_key.op
+        value = f"{key.op}#{key.call} {key.slot} {row.verdict} {row.reason} {row.source} {mine}"
+        number = self._numbers.setdefault
+        self._values.append(number(value.lower(), len(self._numbers)))
+        self._steps.append(number(f"{key.model}[{key.step}]".lower(), len(self._numbers)))
+        self._verdicts.append(_NUMBER[row.verdict])
+
+    def places(self, verdicts: Collection[Verdict], words: Sequence[str], start: int) -> list[int]:
+        """Where, from `start` on, rows have all `words`, and one of `verdicts` if any are given."""
+        found = np.ones(len(self) - start, bool)
+        if verdicts:
+            wanted = [_NUMBER[verdict] for verdict in verdicts]
+            found &= np.isin(np.array(self._verdicts[start:]), wanted)
+        for word in words:
+            has = np.fromiter((word in text for text in self._numbers), bool, len(self._numbers))
+            found &= has[np.array(self._steps[start:])] | has[np.array(self._values[start:])]
+        return list(map(int, np.flatnonzero(found) + start))
 
 
 class Search:
@@ -40,45 +84,31 @@ class Search:
 
     def __init__(self, verdicts: Collection[Verdict], words: Sequence[str]) -> None:
         self._verdicts, self._words = verdicts, words
-        self._among: Sequence[Row] = ()
-        self._num_rows = 0  # when `_among` was chosen
-        self._found = array("Q")  # places in `_among`
-        self._first: list[Row] = []  # that were found: each that lies in a file costs a chunk
+        self._rows: Sequence[Row] = ()
+        self._num_rows = 0  # when `_rows` was chosen
+        self._found = array("Q")  # places in all rows, where there are words
         self._seen = 0
 
-    def go_on(self, rows: Sequence[Row], seconds: float) -> bool:
+    def go_on(self, rows: Sequence[Row], texts: Texts, seconds: float) -> bool:
         """Search for so long, and say whether all of `rows` are searched. Rows are only added."""
+        if self._words:
+            complete = texts.go_on(rows, seconds)
+            self._rows = rows
+            self._found.extend(texts.places(self._verdicts, self._words, self._seen))
+            self._seen = len(texts)
+            return complete
         if len(rows) != self._num_rows:
-            self._among = having(rows, *self._verdicts) if self._verdicts else rows
+            self._rows = having(rows, *self._verdicts) if self._verdicts else rows
             self._num_rows = len(rows)
-        deadline = time.monotonic() + seconds
-        while self._words and self._seen < len(self._among):
-            row = self._among[self._seen]
-            if _has(row, self._words):
-                self._found.append(self._seen)
-                self._first += [row] if len(self._first) < _MOST_KEPT else []
-            self._seen += 1
-            if time.monotonic() > deadline:
-                break
-        return not self._words or self._seen == len(self._among)
+        return True
 
     def __len__(self) -> int:
-        return len(self._found) if self._words else len(self._among)
+        return len(self._found) if self._words else len(self._rows)
 
     def piece(self, offset: int, limit: int) -> list[Row]:
         """Some of the rows that are found so far."""
-        return [self._at(place) for place in range(offset, min(offset + limit, len(self)))]
-
-    def _at(self, place: int) -> Row:
-        if place < len(self._first):
-            return self._first[place]
-        return self._among[self._found[place] if self._words else place]
-
-
-def _has(row: Row, words: Sequence[str]) -> bool:
-    mine = "" if row.target_key is None else row.target_key.op
-    text = f"{row.key} {row.verdict} {row.reason} {row.source} {mine}".lower()
-    return all(word in text for word in words)
+        places = range(offset, min(offset + limit, len(self)))
+        return [self._rows[self._found[place] if self._words else place] for place in places]
 
 
 def _verdicts_named(name: str) -> Collection[Verdict]:
@@ -98,6 +128,7 @@ class LiveView:
         self._paths = {"golden": str(golden), "mine": str(mine)}
         self._generation = 0  # of the rows: they are others, where this is another
         self._rows: Sequence[Row] = Rows()
+        self._texts = Texts()
         self._searches: OrderedDict[tuple[str, str], Search] = OrderedDict()
         self._first: Outcome | None = None  # the first that is not the same, or the last one
         self._roots: list[Row] = []
@@ -126,10 +157,19 @@ class LiveView:
         with self._lock:
             self._generation += 1
             self._rows, self._first = outcome.rows, outcome
+            self._texts = Texts()
             self._searches.clear()
             self._roots = list(outcome.roots[:MOST_ROOTS])
             self._tally = Counter(_counts(outcome))
             self._has_ended = True
+
+    def prepare(self) -> None:
+        """Read what searches need, in stretches between the answers to others."""
+        complete = False
+        while not complete:
+            with self._lock:
+                complete = self._texts.go_on(self._rows, SEARCH_SECONDS)
+            time.sleep(_PAUSE)
 
     def state(self) -> dict[str, Any]:
         """All but the rows, as JSON."""
@@ -161,7 +201,7 @@ class LiveView:
             raise SelectionError(f"there are no rows from {offset} on, {limit} of them")
         with self._lock:
             search = self._search(verdict, text)
-            complete = search.go_on(self._rows, SEARCH_SECONDS)
+            complete = search.go_on(self._rows, self._texts, SEARCH_SECONDS)
             rows = search.piece(offset, min(limit, MOST_AT_ONCE))
             total, generation = len(search), self._generation
         return {

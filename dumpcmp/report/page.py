@@ -20,6 +20,7 @@ from dumpcmp.nouns.files import write_whole
 from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import FAILING, Row
+from dumpcmp.report.earlier import Earlier
 from dumpcmp.report.escaping import visible
 from dumpcmp.report.jsonfile import row_as_json, without_rows
 
@@ -27,8 +28,8 @@ MOST_ROWS = 20_000  # that a page has one by one; the rest is summed up, and it 
 _MOST_ARROWS = 60_000
 _DIGITS = 6  # of a number
 _SCRIPTS = (
-    "model.js", "colours.js", "answer.js", "curve.js", "map.js", "closeup.js", "flow.js",
-    "graph.js", "table.js", "facts.js", "main.js",
+    "model.js", "theme.js", "colours.js", "answer.js", "before.js", "curve.js", "map.js",
+    "closeup.js", "flow.js", "graph.js", "rows.js", "table.js", "facts.js", "main.js",
 )  # fmt: skip
 _MARK = re.compile(r"@@(\w+)@@")
 _POLICY = (
@@ -37,11 +38,20 @@ _POLICY = (
 )
 
 
-def write_html(outcome: Outcome, path: Path) -> Path:
-    """Write the page of `outcome`."""
+def write_html(outcome: Outcome, path: Path, *, before: Outcome | None = None) -> Path:
+    """Write the page of `outcome`, with mine as it was `before` beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, page_of(without_rows(outcome), CellRows(outcome.rows)))
+    write_whole(path, page_text(outcome, before))
     return path
+
+
+def page_text(outcome: Outcome, before: Outcome | None = None) -> str:
+    """The page of `outcome`, with mine as it was `before` beside it."""
+    told = without_rows(outcome)
+    if before is None:
+        return page_of(told, CellRows(outcome.rows))
+    earlier = Earlier(before, outcome)
+    return page_of(told | {"before": earlier.as_json()}, earlier)
 
 
 class CellRows:
@@ -57,7 +67,7 @@ class CellRows:
         return len(self._rows)
 
 
-Cells = CellRows | Sequence[dict[str, Any]]
+Cells = CellRows | Earlier | Sequence[dict[str, Any]]
 
 
 def page_of(told: Mapping[str, Any], rows: Cells) -> str:
@@ -68,20 +78,26 @@ def page_of(told: Mapping[str, Any], rows: Cells) -> str:
 def assembled(source: str, scripts: Sequence[str], word: str, payload: Mapping[str, Any]) -> str:
     """The HTML `source` with its style, its `scripts` and what they show, in one text."""
     style, script = source_of("page.css"), script_of(scripts)
+    policy = policy_of(style, script)
     parts = {
-        "policy": policy_of(style, script),
+        "head": f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         "title": html.escape(visible(word)[:120]),
         "style": style,
         "script": script,
-        "payload": _packed(payload),
+        "payload": f'<script type="application/gzip" id="payload">{_packed(payload)}</script>',
         "word": html.escape(visible(word)),  # for those who run no script
     }
     return put_together(source, parts)
 
 
 def put_together(source: str, parts: Mapping[str, str]) -> str:
-    """The HTML `source` with `parts` where it names them."""
-    return _MARK.sub(lambda mark: parts[mark[1]], source_of(source))
+    """A page whose body is the HTML `source`, with `parts` where they are named."""
+
+    def filled(name: str) -> str:
+        return _MARK.sub(lambda mark: parts[mark[1]], source_of(name))
+
+    parts = {**parts, "body": filled(source)}
+    return filled("frame.html")
 
 
 def script_of(names: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from dumpcmp.nouns.value import DTYPES
 from dumpcmp.replay.arguments import read_arguments
 from dumpcmp.replay.drawing import draws
 from dumpcmp.replay.holding import hold
+from dumpcmp.replay.kinds import BY_DTYPE
 from dumpcmp.replay.limits import check_size
 from dumpcmp.replay.listed import function_named
 from dumpcmp.replay.rating import Rerun, error_of, run
@@ -235,8 +236,11 @@ class RegionCheck:
         """A value in the dtype that the run had it in."""
         if value in self._edges:
             return self._edges[value]
-        wide, name = self._wide[value], self.program.records[value].dtype
-        return wide.to(getattr(torch, name)) if hasattr(torch, name) else wide
+        return self._as_run(value, self._wide[value])
+
+    def _as_run(self, value: ValueId, tensor: Tensor) -> Tensor:
+        name = self.program.records[value].dtype
+        return tensor.to(getattr(torch, name)) if hasattr(torch, name) else tensor
 
     def _run(self, move: Moving | None) -> dict[ValueId, Tensor]:
         """Run the region in float64; with each op disturbed, where there is a way to `move` it."""
@@ -246,6 +250,10 @@ class RegionCheck:
                 made[value] = _disturbed(made[value], self._grain(value), move)
         for node in self.region.nodes:
             given = {slot: made[value] for slot, value in node.takes.items()}
+            if node.own is None and function_named(node.call.target).name in BY_DTYPE:
+                given = {
+                    slot: self._as_run(value, given[slot]) for slot, value in node.takes.items()
+                }
             outputs = _run_node(node, given)
             for slot, value in node.gives.items():
                 if slot not in outputs:
@@ -295,11 +303,13 @@ def _run_node(node: Node, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     if node.own is not None:
         return node.own.run(given)
     function = function_named(node.call.target)
-    arguments = fitted(read_arguments(node.call.arguments, given), given).mapped(_widened)
+    arguments = fitted(read_arguments(node.call.arguments, given), given)
+    if function.name not in BY_DTYPE:
+        arguments = arguments.mapped(_widened)
     if draws(function, arguments):
         raise Unreplayable("it draws random numbers")
     check_size(function, arguments)
-    return run(function, arguments)
+    return {slot: tensor_of(tensor) for slot, tensor in run(function, arguments).items()}
 
 
 def _widened(leaf: object) -> object:

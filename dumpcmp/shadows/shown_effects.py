@@ -13,7 +13,7 @@ from dumpcmp.shadows.fingerprints import same_elements
 from dumpcmp.shadows.program import StepEffect
 from dumpcmp.shadows.quantities import Quantity
 from dumpcmp.shadows.shadow import Shadow
-from dumpcmp.shadows.slices import Marginals, SlicePlace, is_covered, is_part
+from dumpcmp.shadows.slices import Marginals, is_covered_in_order, is_part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,7 +218,7 @@ class _OverRanks:
     def _why_reordered(self, whole: ShownEffect, shown: Sequence[ShownEffect]) -> str:
         named = sorted((e for e in shown if _same_name(whole, e)), key=lambda each: each.place)
         places = [place for each in named if (place := _first_place(each, whole))]
-        is_ordered = all(a.dim != b.dim or a.first <= b.first for a, b in pairwise(places))
+        is_ordered = all(a[0] != b[0] or a[1] <= b[1] for a, b in pairwise(places))
         return "" if is_ordered else _REORDERED.format(whole.effect.name)
 
     def _pair(self, whole: ShownEffect, part: ShownEffect) -> EffectPair:
@@ -239,9 +239,9 @@ class _OverRanks:
         if any(its.is_same(mine) for mine in shown):
             return True
         try:
-            parts = [mine.quantity.print for mine in shown if _is_smaller(mine, its)]
+            parts = [mine.quantity for mine in shown if _is_smaller(mine, its)]
             whole = Marginals(its.quantity.tensor)
-            return is_covered(whole, parts, is_ordered=True) or self._is_mean(its)
+            return is_covered_in_order(whole, parts) or self._is_mean(its)
         except DumpcmpError:
             return False
 
@@ -272,11 +272,12 @@ def _is_slice(part: ShownEffect, whole: ShownEffect) -> bool:
     return _first_place(part, whole) is not None
 
 
-def _first_place(part: ShownEffect, whole: ShownEffect) -> SlicePlace | None:
-    """Where `part` lies in `whole`, as a slice of it."""
+def _first_place(part: ShownEffect, whole: ShownEffect) -> tuple[int, int] | None:
+    """The dim of `whole` in which `part` lies, and its first index there."""
     if not _is_smaller(part, whole):
         return None
-    return next(Marginals(whole.quantity.tensor).slices_of(part.quantity.print), None)
+    places = Marginals(whole.quantity.tensor).places_in_order(part.quantity)
+    return next(((dim, indices[0]) for dim, indices in places), None)
 
 
 def _is_smaller(part: ShownEffect, whole: ShownEffect) -> bool:

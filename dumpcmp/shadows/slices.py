@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import permutations
@@ -68,6 +68,15 @@ class Marginals:
         apart = (held[:, near] - own).abs()
         return bool((apart <= 2 * least).all())
 
+    def places_in_order(self, part: Quantity) -> Iterator[tuple[int, Sequence[int]]]:
+        """The dim, and its indices in their order, that have the elements of `part`."""
+        is_slice = False
+        for dim, first, count, stride in self.slices_of(part.print):
+            is_slice = True
+            yield dim, range(first, first + count * stride, stride)
+        if not is_slice and (found := self._selected(part.tensor)) is not None:
+            yield found
+
     def slices_of(self, part: Fingerprint) -> Iterator[SlicePlace]:
         """Where a slice has the elements of `part`, in its order."""
         for place in self.places_of(part):
@@ -76,6 +85,26 @@ class Marginals:
             held = span[(slice(None),) * dim + (slice(None, None, stride),)]
             if fingerprint(held).is_same(part):
                 yield place
+
+    def _selected(self, part: Tensor) -> tuple[int, Sequence[int]] | None:
+        """The same of indices that are no slice, such as the first and the last quarter."""
+        shape, other = part.shape, self.tensor.shape
+        unequal = [dim for dim in range(len(shape)) if shape[dim : dim + 1] != other[dim : dim + 1]]
+        if len(shape) != len(other) or len(unequal) != 1 or not part.numel():
+            return None
+        (dim,) = unequal
+        own, held = Marginals(part).along(dim), self.along(dim)
+        least = 2 * SAME * own[0].clamp(min=float(own[0].mean()))
+        indices, at = [], 0
+        for place in range(own.shape[1]):
+            apart = (held[:, at:] - own[:, place : place + 1]).abs() <= least[place]
+            near = apart.all(0).nonzero()
+            if not near.numel():
+                return None
+            at += int(near[0]) + 1
+            indices.append(at - 1)
+        chosen = self.tensor.index_select(dim, torch.tensor(indices, device=self.tensor.device))
+        return (dim, indices) if same_elements(part, chosen) else None
 
     def places_of(self, part: Fingerprint) -> Iterator[SlicePlace]:
         """Where a slice has the sums of `part`."""
@@ -132,12 +161,22 @@ def _permutes_into(one: Quantity, other: Quantity) -> bool:
     return any(fingerprint(core.permute(order)).is_same(other.print) for order in orders)
 
 
-def is_covered(whole: Marginals, parts: Iterable[Fingerprint], *, is_ordered: bool = False) -> bool:
+def is_covered(whole: Marginals, parts: Iterable[Fingerprint]) -> bool:
     """Whether `parts` are slices of `whole` along one dim, and together all of it."""
+    places = (place for part in parts for place in whole.places_of(part))
+    indices = ((dim, range(at, at + count * step, step)) for dim, at, count, step in places)
+    return _are_all(whole, indices)
+
+
+def is_covered_in_order(whole: Marginals, parts: Iterable[Quantity]) -> bool:
+    """Whether `parts` have indices of one dim of `whole` in their order, and together all."""
+    return _are_all(whole, (place for part in parts for place in whole.places_in_order(part)))
+
+
+def _are_all(whole: Marginals, places: Iterable[tuple[int, Iterable[int]]]) -> bool:
     left = {dim: set(range(size)) for dim, size in whole.dims}
-    for part in parts:
-        for dim, first, count, stride in (whole.slices_of if is_ordered else whole.places_of)(part):
-            left[dim] -= set(range(first, first + count * stride, stride))
-            if not left[dim]:
-                return True
+    for dim, indices in places:
+        left[dim] -= set(indices)
+        if not left[dim]:
+            return True
     return False

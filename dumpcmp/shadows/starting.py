@@ -19,6 +19,7 @@ from dumpcmp.shadows.quantities import Book, Quantity
 from dumpcmp.shadows.shadow import Shadow, identity, load
 from dumpcmp.shadows.slices import Marginals, is_covered
 
+_SEEN = 4096  # elements of a leaf that are looked at
 NameInProgram = tuple[str, int, str]  # of a value within its step
 
 
@@ -136,7 +137,7 @@ class Start:
         found = self.book.leaf(identity(record), partial(load, shadow.archive, record))
         if id(found) in self._known and (
             self._is_named_alike(shadow, value, found)
-            or (found.is_telling and self._is_swapped(shadow, value))
+            or (_has_own_numbers(found) and self._is_swapped(shadow, value))
         ):
             return found
         pair = self._pair(shadow, value, record)
@@ -238,6 +239,14 @@ def is_spread(whole: Quantity, target: Shadow) -> bool:
 
 def _is_telling(record: Record) -> bool:
     return bool(record.digest) and record.kept is Kept.FULL and math.prod(record.shape) > 1
+
+
+def _has_own_numbers(leaf: Quantity) -> bool:
+    """Whether the bytes of a leaf say which one it is, of those that two runs started from.
+
+    A ramp of integers does; it does not where values are looked for that were computed.
+    """
+    return leaf.is_telling or len(set(leaf.tensor.reshape(-1)[:_SEEN].tolist())) > 3
 
 
 def _name(program: Program, value: ValueId) -> NameInProgram:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from dumpcmp.nouns.errors import ArchiveError, CheckError, SelectionError
 from dumpcmp.nouns.options import load
+from dumpcmp.nouns.own_numbers import named
 from dumpcmp.nouns.record import Stored
 from dumpcmp.nouns.value import Value
 from dumpcmp.summary.sketch import VERSION, Floats, Sketch
@@ -153,16 +154,6 @@ def results(
         return {key: kept(number) for key, number in named(name, reduction(numbers)).items()}, ""
     except Exception as error:  # the user's function may raise anything; the summary stands
         return {}, f"{type(error).__name__}: {error}"[:160]
-
-
-def named(name: str, found: object) -> dict[str, Any]:
-    """What a user's function called `name` gave, by name: a list's are ``name.0``, ``name.1``."""
-    if isinstance(found, Mapping):
-        return {str(key): number for key, number in found.items()}
-    if isinstance(found, list | tuple) or getattr(found, "ndim", 0) == 1:
-        listed: Any = found
-        return {f"{name}.{place}": number for place, number in enumerate(listed)}
-    return {name: found}
 
 
 def reduced(summary: Summary, value: Value, reduction: Reduction | None) -> Summary:

@@ -14,6 +14,7 @@ import dumpcmp
 from dumpcmp.cli import COMMANDS, GROUPS, main
 from dumpcmp.cli.completion import SHELLS
 from dumpcmp.cli.grouping import Grouped, name_of
+from tests.cli.shells import completed
 
 
 def test_help_lists_every_command() -> None:
@@ -81,6 +82,24 @@ def test_what_completes_is_for_that_shell(shell: str, tmp_path: Path) -> None:
     (tmp_path / "script").write_text(script)
     told = subprocess.run([shell, "-n", str(tmp_path / "script")], capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
+
+
+TABS = [
+    ("dumpcmp compar", "compare"),
+    ("dumpcmp compare --golden", "--golden-path"),
+    ("dumpcmp golden p", "pack"),
+    ("dumpcmp dump gen", "generate.py"),
+]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_tab_completes_in_the_shell_itself(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    (tmp_path / "generate.py").touch()
+    script = tmp_path / "script"
+    script.write_text(CliRunner().invoke(main, ["completion", shell]).output)
+    assert [completed(shell, script, words) for words, _ in TABS] == [word for _, word in TABS]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -208,8 +208,15 @@ def test_a_killed_worker_is_trouble(started: subprocess.Popen[str]) -> None:
 
 
 def test_an_interrupt_is_trouble(started: subprocess.Popen[str]) -> None:
+    """At a terminal it goes to every process, to a worker that is just being born, too."""
     workers = held_workers_of(started)
-    os.kill(started.pid, signal.SIGINT)
+    os.killpg(started.pid, signal.SIGINT)
     let_go(workers)
-    done = ended(started)  # a worker that is just being born may complain of a parent that left
-    assert done.returncode == 2 and "dumpcmp: interrupted, so there is no verdict" in done.stderr
+    done = ended(started)
+    assert (done.returncode, done.stderr) == (2, "dumpcmp: interrupted, so there is no verdict\n")
+
+
+def test_an_interrupt_of_the_imports_is_told_alike(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    done = run([*DUMPCMP, "compare"], PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (2, "dumpcmp: interrupted, so there is no verdict\n")

@@ -9,6 +9,7 @@ import pytest
 import dumpcmp
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Verdict
+from tests.choosing_cases import asked_for, often
 from tests.taps.distributed.launching import forked
 
 Compared = Callable[[str, str], Outcome]
@@ -22,9 +23,10 @@ FAULTY = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     path = tmp_path_factory.mktemp("ranks")
-    forked(2, "tests.compacting.programs.summarised", str(path), *RIGHT, *FAULTY)
+    names = asked_for(request.session.items, (*RIGHT, *FAULTY))
+    forked(2, "tests.compacting.programs.summarised", str(path), *names)
     return path
 
 
@@ -34,7 +36,7 @@ def compared(goldens: Path, runs: Path) -> Compared:
     return lambda name, golden: dumpcmp.compare(goldens / f"golden-{golden}", runs / name)
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", often(RIGHT, "fsdp", "megatron"))
 def test_a_right_run_raises_no_alarm_and_says_what_it_cannot_tell(
     compared: Compared, name: str
 ) -> None:
@@ -48,7 +50,7 @@ def test_a_right_run_raises_no_alarm_and_says_what_it_cannot_tell(
     assert unsure and all("--keep-full '" in reason for reason in unsure)
 
 
-@pytest.mark.parametrize("name", FAULTY)
+@pytest.mark.parametrize("name", often(FAULTY, "forgotten all_reduce", "swapped shards"))
 def test_a_fault_is_found_near_its_op(compared: Compared, name: str) -> None:
     first = compared(name, "fused").first_divergence
     assert first is not None and first.key.op.startswith(FAULTY[name])

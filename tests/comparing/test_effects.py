@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import dumpcmp
-from dumpcmp import Outcome, Verdict
+from dumpcmp import Archive, Outcome, Verdict
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.key import ROOT, Op
 from dumpcmp.nouns.outcome import Conclusion
@@ -261,3 +261,37 @@ def test_reports_show_effects(tmp_path: Path) -> None:
     assert one["reason"] == "result[1] is 3 in golden, 4 in mine"
     assert Op("<effects>/result").is_effect
     assert not Op(ROOT).is_effect
+
+
+Function = Callable[[Tensor, Tensor], Any]
+
+
+def of_function(path: Path, function: Function, mode: str) -> Path:
+    compiled = torch.compile(function, backend="aot_eager")
+    with dumpcmp.capture(None, path, mode=mode):
+        compiled(torch.linspace(-1, 1, 8), torch.linspace(1, 2, 8))
+    return path
+
+
+def test_what_a_compiled_function_returns_and_changes_are_effects(tmp_path: Path) -> None:
+    def golden(x: Tensor, y: Tensor) -> Any:
+        x.mul_(2)
+        return x + y, x - y
+
+    def swapped(x: Tensor, y: Tensor) -> Any:
+        first, second = golden(x, y)
+        return second, first
+
+    def unwritten(x: Tensor, y: Tensor) -> Any:
+        x = x * 2
+        return x + y, x - y
+
+    first = of_function(tmp_path / "golden", golden, "eager")
+    named = dict(Archive(first).effects_at("golden", 0))
+    told = [call.op.function for call in named[0]]
+    assert sorted(told) == ["inputs", "result"]
+    assert dumpcmp.compare(first, of_function(tmp_path / "fx", golden, "fx")).passed
+    for other in (swapped, unwritten):
+        other.__name__ = "golden"
+        outcome = dumpcmp.compare(first, of_function(tmp_path / str(id(other)), other, "eager"))
+        assert outcome.exit_code == 1, outcome.word

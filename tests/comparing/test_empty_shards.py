@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import dumpcmp
 from dumpcmp.taps.distributed import ranks
+from tests.choosing_cases import often
 
 Rest = Callable[[Tensor, int], Tensor]  # what a rank holds of a weight while nobody uses it
 
@@ -52,7 +53,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("rest", REST)
+@pytest.mark.parametrize("rest", often(REST, "nothing", "all on the last", "columns", "flat"))
 def test_runs_with_empty_shards_are_compared(rest: str, tmp_path: Path) -> None:
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
     with dumpcmp.capture(golden := network(), tmp_path / "golden"), torch.no_grad():

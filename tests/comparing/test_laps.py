@@ -12,6 +12,7 @@ import dumpcmp
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.taps.distributed import ranks
+from tests.choosing_cases import long
 
 SHARDS, EXPERTS, WIDTH, ROOM = 2, 3, 8, 1
 
@@ -138,9 +139,9 @@ def _stale(router: Router, rank: int) -> None:
     "spoil, op",
     [
         (_places, "cumsum|flip|mul"),
-        (_scaled, "mul"),
+        long(_scaled, "mul"),
         (_stale, ""),
-        (_summed, "cumsum"),
+        long(_summed, "cumsum"),
         (_again, "exp"),
     ],
 )

@@ -303,6 +303,33 @@ def test_generators_that_began_apart_tell_nothing(tmp_path: Path) -> None:
     assert row.verdict is Verdict.SKIPPED
 
 
+class Drawing(nn.Linear):
+    drawn = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.rand(self.drawn)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("spare", "drawn", "code"), [(3, 0, 0), (0, 2, 1)])
+def test_what_weights_were_made_of_is_not_drawn_by_the_run(
+    spare: int, drawn: int, code: int, tmp_path: Path
+) -> None:
+    def run(path: Path, spare: int, drawn: int) -> Path:
+        torch.manual_seed(0)
+        with dumpcmp.capture(None, path), torch.no_grad():
+            nn.Linear(2, 1 + spare)  # another implementation draws more for weights that it loads
+            net = Drawing(2, 2)
+            net.drawn = drawn
+            net.load_state_dict({"weight": torch.eye(2), "bias": torch.ones(2)})
+            net(torch.ones(1, 2))
+        return path
+
+    golden = run(tmp_path / "a", 0, 0)
+    outcome = dumpcmp.compare(golden, run(tmp_path / "b", spare, drawn))
+    assert outcome.exit_code == code, outcome.word
+
+
 def test_runs_of_other_lengths_have_no_ends_in_common(tmp_path: Path) -> None:
     def run(path: Path, steps: int) -> Path:
         torch.manual_seed(0)
@@ -484,3 +511,31 @@ def test_a_weight_that_one_run_did_not_make_does_not_follow_from_settings(tmp_pa
     weights = _weights(dumpcmp.compare(golden, target))
     assert weights and {str(row.key.slot) for row in weights} == {"param.bias"}
     assert all(row.key.op == "2" for row in weights)
+
+
+class Plainest(torch.optim.Optimizer):
+    """Gradient descent by hand, whose settings have names of their own."""
+
+    def __init__(self, some: Any, lr: float, downward: float = -1.0) -> None:
+        super().__init__(some, {"lr": lr, "downward": downward})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            for one in group["params"]:
+                self.state[one]["calls"] = self.state[one].get("calls", 0) + 1
+                one.add_(one.grad, alpha=group["downward"] * group["lr"])
+
+
+@pytest.mark.parametrize(("factor", "code"), [(-1.0, 0), (-1.01, 1)])
+def test_another_class_of_optimizer_is_told_by_the_weights_that_it_makes(
+    factor: float, code: int, tmp_path: Path
+) -> None:
+    def by_hand(some: Any, lr: float) -> torch.optim.Optimizer:
+        return Plainest(some, lr, factor)
+
+    outcome = follow(tmp_path, {"way": torch.optim.SGD}, {"way": by_hand})
+    assert outcome.exit_code == code, outcome.word
+    told = [row.reason for row in outcome.rows if row.key.op == Effect.TRAINING.op]
+    assert any("golden trains with SGD, mine with Plainest" in reason for reason in told)

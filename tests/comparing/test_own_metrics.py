@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -16,20 +15,7 @@ from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.value import value_of
 
-
-def signs(golden: np.ndarray, target: np.ndarray) -> dict[str, float]:
-    return {
-        "flipped": int(np.count_nonzero(np.sign(golden) != np.sign(target))),
-        "count": golden.size,
-    }
-
-
-def largest(golden: np.ndarray, target: np.ndarray) -> list[float]:
-    return [golden.max(), target.max()]
-
-
-def raising(golden: np.ndarray, target: np.ndarray) -> float:
-    raise ValueError("no such number")
+METRICS = "tests.measure.metrics_of_users"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_own_metrics_are_columns(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    names = ["kl_divergence", f"{__name__}:signs", f"{__name__}:largest"]
+    names = ["kl_divergence", f"{METRICS}:signs", f"{METRICS}:largest"]
     outcome = dumpcmp.compare(*runs, metrics=names)
     table = outcome.to_pandas()
     assert {"kl_divergence", "flipped", "count", "largest.0", "largest.1"} <= set(table.columns)
@@ -59,11 +45,23 @@ def test_own_metrics_are_columns(runs: tuple[Path, Path], tmp_path: Path) -> Non
 
 
 def test_a_metric_that_fails_is_told(runs: tuple[Path, Path]) -> None:
-    outcome = dumpcmp.compare(*runs, metrics=f"{__name__}:raising")
+    outcome = dumpcmp.compare(*runs, metrics=f"{METRICS}:raising")
     assert any("ValueError: no such number" in remark for remark in outcome.remarks)
-    for name in ("nothing", "math:nothing", "math:pi"):
+    for name in ("nothing", "math:nothing", "math:pi", "__main__:f"):
         with pytest.raises(SelectionError, match="--metric"):
             dumpcmp.compare(*runs, metrics=name)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_metric_that_ends_its_process_ends_no_comparison(
+    runs: tuple[Path, Path], jobs: int
+) -> None:
+    plain = dumpcmp.compare(*runs)
+    outcome = dumpcmp.compare(*runs, metrics=f"{METRICS}:killing", jobs=jobs)
+    assert [(row.key, row.verdict) for row in outcome.rows] == [
+        (row.key, row.verdict) for row in plain.rows
+    ]
+    assert any("its process ended (SIGKILL)" in remark for remark in outcome.remarks)
 
 
 SHAPES = [(5,), (3, 4), (2, 3, 70), (1 << 18,)]

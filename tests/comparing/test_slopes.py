@@ -20,6 +20,7 @@ from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Why
 from dumpcmp.nouns.selection import Tap
+from tests.choosing_cases import long
 
 Plant = Callable[[], AbstractContextManager[Any]]
 
@@ -165,15 +166,15 @@ class Otherwise(TorchFunctionMode):
 
 
 FAULTS = [
-    (Encoder, "linear", 1, 0, "a wrong sign", "k/linear"),
+    long(Encoder, "linear", 1, 0, "a wrong sign", "k/linear"),
     (Encoder, "linear", 1, 1, "scaled", "k/linear"),
     (Encoder, "softmax", 0, 0, "a wrong sign", "<root>/softmax"),
     (Encoder, "gelu", 0, 0, "stale", "<root>/gelu"),
     (Encoder, "layer_norm", 0, 0, "dropped", "norm1/layer_norm"),
     (Encoder, "transpose", 3, 0, "scaled", "<root>/transpose"),
     (Cells, "tanh", 2, 0, "scaled", "<root>/tanh"),
-    (Cells, "sigmoid", 3, 0, "dropped", "<root>/sigmoid"),
-    (Pictures, "conv2d", 1, 0, "a wrong sign", "two/conv2d"),
+    long(Cells, "sigmoid", 3, 0, "dropped", "<root>/sigmoid"),
+    long(Pictures, "conv2d", 1, 0, "a wrong sign", "two/conv2d"),
     (Pictures, "conv2d", 1, 1, "scaled", "two/conv2d"),
     (Pictures, "group_norm", 0, 0, "stale", "norm/group_norm"),
 ]  # fmt: skip

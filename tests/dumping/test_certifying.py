@@ -21,6 +21,7 @@ from dumpcmp.dumping.modes import Boundary
 from dumpcmp.dumping.programs import dump
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.taps.inductor.tables import ENDING, TWIN, own_code
+from tests.choosing_cases import long
 
 
 def evidence_of(**changed: str) -> certifying.Testimony:
@@ -236,7 +237,9 @@ if len(sys.argv) > 1:
 """
 
 
-@pytest.mark.parametrize("word, said", [("", "state and stdout as"), ("x", "without 1 that diff")])
+@pytest.mark.parametrize(
+    "word, said", [long("", "state and stdout as"), ("x", "without 1 that diff")]
+)
 def test_a_command_is_held_against_the_same_command_alone(
     word: str, said: str, tmp_path: Path
 ) -> None:

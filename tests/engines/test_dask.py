@@ -19,6 +19,7 @@ import distributed
 import dumpcmp
 from dumpcmp.engines.on_dask import of_client
 from tests.archive.bucket import NAME, Bucket, Trouble, bucket_served
+from tests.engines.dying import STAGES, WHEN, check_stage
 from tests.engines.runs import MARK, die, dump_two, told
 
 
@@ -116,6 +117,16 @@ def test_a_killed_worker_and_a_store_that_fails_at_times_change_nothing(
     assert mark.exists() and bucket.num_troubled >= len(Trouble)
     assert told(found) == told(alone) and found.exit_code == 1
     assert [row.own for row in found.rows] == [row.own for row in alone.rows]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_worker_that_dies_at_any_stage_changes_nothing(
+    cluster: Any, stage: str, when: str, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with distributed.Client(cluster) as client:
+        check_stage(stage, when, client.get_executor(pure=False), runs, tmp_path)
 
 
 def test_a_task_that_ends_every_worker_is_trouble(cluster: Any) -> None:

@@ -1,13 +1,15 @@
-"""Ray started here: the same is found, also where a worker is killed."""
+"""Ray started here, or at RAY_ADDRESS: the same is found, also where a worker is killed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import dumpcmp
+from tests.engines.dying import STAGES, WHEN, check_stage
 from tests.engines.runs import MARK, die, dump_two, told
 
 ray = pytest.importorskip("ray")
@@ -21,7 +23,8 @@ def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(mark: Path) -> Iterator[None]:
     env = {"env_vars": {MARK: str(mark)}}
-    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, runtime_env=env)
+    here = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 2, "include_dashboard": False}
+    ray.init(log_to_driver=False, runtime_env=env, **here)
     yield
     ray.shutdown()
 
@@ -36,6 +39,21 @@ def test_workers_find_what_one_process_finds_though_one_is_killed(
     assert mark.exists() and told(found) == told(alone)
     assert dumpcmp.audit(runs[0], executor="ray") == dumpcmp.audit(runs[0])
     assert ray.is_initialized()  # it is the user's
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return dump_two(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_worker_that_dies_at_any_stage_changes_nothing(
+    cluster: None, stage: str, when: str, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    from dumpcmp.engines.on_ray import RayExecutor
+
+    check_stage(stage, when, RayExecutor(), runs, tmp_path)
 
 
 def test_an_error_of_a_worker_is_told_as_it_is_and_a_deadly_task_is_trouble(cluster: None) -> None:

@@ -27,7 +27,7 @@ from tests.laws.pieces import PIECES
 from tests.laws.trials import DIFFERENT, SAME, Findings, dumped, hold, hold_modes
 from tests.taps.distributed.launching import forked
 
-PROGRAMS = int(os.environ.get("DUMPCMP_LAWS", "20"))
+PROGRAMS = int(os.environ.get("DUMPCMP_LAWS", "12"))
 SEED = int(os.environ.get("DUMPCMP_SEED", "0"))
 IS_LONG = "DUMPCMP_LAWS" in os.environ
 SHARES = {"aten": 10, "fx": 16}  # one program in so many

@@ -28,12 +28,15 @@ from dumpcmp.execute import SerialExecutor
 from dumpcmp.golden import unpacked_golden
 from dumpcmp.importing import import_dump
 from dumpcmp.importing.gathering import find, gather, opened
+from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.layouts import parse_layout
+from dumpcmp.nouns.value import Value
 from dumpcmp.partitioning.checkpoint import read_checkpoint
 from dumpcmp.partitioning.exported import read_exported
 from dumpcmp.report.page import page_of
 from dumpcmp.report.reading import read_json
+from dumpcmp.summary.summary import summarise
 from tests.archive.values import key, parts, put
 
 CHECKPOINT = Path(__file__).parents[1] / "partitioning" / "data" / "nnscaler_linear_relu.ckp"
@@ -79,6 +82,7 @@ class Targets:
         run, manifest = self.rank / "run.json", self.rank / "manifest.json"
         return {
             "parts": (self._in_archive(self._part), [self._part.read_bytes(), self._unsealed()]),
+            "numbers": (self._numbers(self._part), [self._part.read_bytes()]),
             "runs": (self._in_archive(run), [run.read_bytes()]),
             "manifests": (self._in_archive(manifest), [manifest.read_bytes()]),
             "manifest lines": (self._manifest, [manifest.read_bytes()]),
@@ -113,6 +117,25 @@ class Targets:
                 _ = archive.calls, archive.problems, repr(archive)
             with suppress(DumpcmpError):
                 audit(path)
+
+        return read
+
+    def _numbers(self, place: Path) -> Read:
+        """What the native parts make of the values of a part that has other bytes."""
+        path = self.room / "numbers"
+        shutil.copytree(self.whole, path)
+        changed = path / place.relative_to(self.whole)
+
+        def read(content: bytes) -> None:
+            changed.write_bytes(content)
+            with suppress(DumpcmpError):
+                archive = Archive(path)
+                for record in archive.values():
+                    with suppress(DumpcmpError):
+                        value = archive.load(record)
+                        assert measure(value, value).equal
+                        measure(value, Value(value.dtype, np.roll(value.bits, 1)))
+                        summarise(value)
 
         return read
 

@@ -26,9 +26,9 @@ KEEP = os.environ.get("DUMPCMP_CORPUS")  # where to write what is new; by hand i
 CORPUS = Path(__file__).parent / "corpus"
 MEMORY = 2 << 30  # bytes that the process may grow by
 NAMES = (
-    "parts", "runs", "manifests", "manifest lines", "rings", "npy", "npz", "safetensors", "torch",
-    "msprobe", "mappings", "layouts", "layout texts", "packages", "checkpoints", "fixtures",
-    "reports",
+    "parts", "numbers", "runs", "manifests", "manifest lines", "rings", "npy", "npz", "safetensors",
+    "torch", "msprobe", "mappings", "layouts", "layout texts", "packages", "checkpoints",
+    "fixtures", "reports",
 )  # fmt: skip
 
 

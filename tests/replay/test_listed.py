@@ -117,3 +117,11 @@ def test_an_op_is_vouched_for_by_its_own_kernel_only_where_another_ran() -> None
     assert found.dtype is torch.float64 and found.tolist() == [3, 3]
     with pytest.raises(Unreplayable, match="without a reference"):
         function_named(target)
+
+
+def test_the_product_and_sum_of_inductor_is_run_again() -> None:
+    fma = function_named("prims.fma.default", "cpu")
+    numbers = [torch.tensor([2.0, 3.0]), torch.tensor([5.0, 7.0]), torch.tensor([1.0, -1.0])]
+    assert torch.equal(fma.run(*numbers), torch.tensor([11.0, 20.0]))
+    with pytest.raises(Unreplayable, match="without a reference"):
+        function_named("prims.inductor_seed.default", "cpu")

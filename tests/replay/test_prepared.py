@@ -14,6 +14,7 @@ from dumpcmp.replay.prepared import Preparations, form_of
 from dumpcmp.replay.rating import Rerun
 from dumpcmp.replay.running import rerun
 from dumpcmp.replay.unreplayable import Unreplayable
+from tests.choosing_cases import long
 from tests.replay.calling import Given, called
 from tests.replay.test_running import SOUND, Make
 
@@ -42,7 +43,7 @@ def told(rerun: Rerun) -> list[object]:
     return [bits, repr(rerun.condition), repr(rerun.noise), flags, repr(rerun.dropped)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16], ids=str)
 def test_what_is_prepared_is_run_as_ever(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

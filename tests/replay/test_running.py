@@ -278,6 +278,23 @@ def test_what_only_moves_is_held_bit_for_bit() -> None:
         assert found.is_exact and found.mismatched, found
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("function", [torch.floor_divide, torch.fmod])
+def test_a_whole_quotient_has_one_right_result(function: Any, dtype: torch.dtype) -> None:
+    args = torch.tensor([560.0, 561.0, -7.0], dtype=dtype), torch.full((3,), 3.0, dtype=dtype)
+    exact = function(*(each.double() for each in args)).to(dtype)
+    assert not wrongs(function, args, {"output.0": exact})
+    above = torch.where(exact == exact[0], exact + 1, exact)
+    assert "rounds nothing" in wrongs(function, args, {"output.0": above})["output.0"]
+
+
+def test_the_next_number_is_that_of_the_dtype() -> None:
+    args = torch.arange(1.0, 65.0).half(), torch.arange(2.0, 66.0).half()
+    assert not wrongs(torch.nextafter, args, {"output.0": torch.nextafter(*args)})
+    longer = torch.nextafter(*(each.float() for each in args)).half()
+    assert "64 elements" in wrongs(torch.nextafter, args, {"output.0": longer})["output.0"]
+
+
 def test_memory_that_nobody_has_written_to_may_hold_anything_but_where_it_is_written() -> None:
     args = torch.zeros(6), slice(1, 4), torch.arange(3.0)
     call, given = called(torch.Tensor.__setitem__, *args)

@@ -1,6 +1,5 @@
 """A browser for tests: Chromium, spoken to through chromedriver in the words of WebDriver."""
 
-import base64
 import json
 import shutil
 import subprocess
@@ -38,12 +37,20 @@ class Browser:
 
     def open(self, page: Path, fragment: str = "") -> None:
         """Open a file, and wait until its page has put itself together."""
+        self.visit(page.resolve().as_uri() + fragment)
+
+    def visit(self, address: str) -> None:
+        """Open an address, and wait until its page has put itself together."""
         self.ask("POST", "/url", url="about:blank")
         self.logs("browser"), self.logs("performance")  # of pages before
-        self.ask("POST", "/url", url=page.resolve().as_uri() + fragment)
-        ready = "const done = arguments[0]; const look = () => document.documentElement.dataset."
-        ready += "ready ? done(true) : setTimeout(look, 20); look();"
-        assert self.ask("POST", "/execute/async", script=ready, args=[]) is True
+        self.ask("POST", "/url", url=address)
+        self.until("document.documentElement.dataset.ready")
+
+    def until(self, test: str) -> None:
+        """Wait until an expression is true on the page."""
+        wait = """const [text, done] = arguments; const test = new Function(`return ${text}`);
+        const look = () => test() ? done(true) : setTimeout(look, 20); look();"""
+        assert self.ask("POST", "/execute/async", script=wait, args=[test]) is True
 
     def run(self, script: str, *args: Any) -> Any:
         """What a script returns."""
@@ -92,11 +99,6 @@ class Browser:
         asked = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
         urls = [str(one["request"]["url"]) for one in asked]
         return [url for url in urls if not url.startswith(("file:", "about:", "blob:", "data:"))]
-
-    def picture(self, path: Path) -> Path:
-        """Take a picture of the window."""
-        path.write_bytes(base64.b64decode(self.ask("GET", "/screenshot")))
-        return path
 
 
 @contextmanager

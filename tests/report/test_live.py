@@ -7,16 +7,22 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 from urllib.parse import urlencode
 
 import pytest
+import torch
+from click.testing import CliRunner
 
+from dumpcmp.cli import main
 from dumpcmp.comparing import compare
 from dumpcmp.comparing.watching import compare_by_steps
+from dumpcmp.dumping.capturing import capture
 from dumpcmp.live_server import HOST, LiveServer, serving
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.key import Key, Op
@@ -145,6 +151,31 @@ def test_a_long_search_comes_in_stretches(
     assert told[-1]["total"] == sum("layers" in str(row.key) for row in outcome.rows)
 
 
+def test_words_are_looked_for_in_steps_and_in_values(outcome: Outcome) -> None:
+    """A row has all of them, wherever each of them is, and whichever rows were read before."""
+    view = LiveView(GOLDEN, MINE)
+    view.finish(outcome)
+    for text in ("[1] o_proj", "decoder[0] LINEAR output", "fail [1]", "golden", "[1] [0]"):
+        for verdict in ("", "failing", "PASS"):
+            told = view.rows(0, 1000, verdict, text)
+            among = [
+                row
+                for row in outcome.rows
+                if (
+                    not verdict
+                    or (row.verdict.fails if verdict == "failing" else row.verdict == verdict)
+                )
+                and all(word in searched(row) for word in text.lower().split())
+            ]
+            assert told["complete"] and told["total"] == len(among), (text, verdict)
+            assert [row["op"] for row in told["rows"]] == [str(row.key.op) for row in among[:500]]
+
+
+def searched(row: Row) -> str:
+    mine = "" if row.target_key is None else row.target_key.op
+    return f"{row.key} {row.verdict} {row.reason} {row.source} {mine}".lower()
+
+
 def test_a_run_that_goes_on_adds_rows_and_in_the_end_is_there_whole() -> None:
     view = LiveView(GOLDEN, MINE)
     assert view.state()["word"] == "comparing" and view.rows(0, 5)["total"] == 0
@@ -179,22 +210,43 @@ def test_a_port_that_is_taken_is_told(server: LiveServer) -> None:
         pass
 
 
-def test_the_command_serves_until_it_is_interrupted() -> None:
-    command = [sys.executable, "-m", "dumpcmp", "serve", str(GOLDEN), str(MINE), "--token", "0"]
+@pytest.mark.parametrize(
+    "asked, told",
+    [
+        (["{room}", str(MINE)], "archive"),
+        ([str(GOLDEN), "{room}/none"], "none"),
+        (["{room}", "{room}/none", "--follow"], "archive"),
+        ([str(GOLDEN), str(MINE), "--token", "x"], "'x'"),
+        ([str(GOLDEN), str(MINE), "--mapping", "{room}/bad.yaml"], "bad.yaml"),
+    ],
+)
+def test_what_cannot_be_compared_is_told_before_an_address(
+    asked: list[str], told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.yaml").write_text("- [")
+    done = CliRunner().invoke(main, ["serve", *(word.format(room=tmp_path) for word in asked)])
+    assert done.exit_code == 2 and done.stdout == ""
+    assert told in done.stderr
+
+
+@contextmanager
+def served(*words: str) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """The command in a process of its own: its address, and what asks it for the state."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "dumpcmp", "serve", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         assert process.stdout is not None
         address = process.stdout.readline().split()[-1]
         _, _, place, token, _ = address.split("/")
-        connection = http.client.HTTPConnection(place, timeout=60)
-        state: dict[str, Any] = {}
-        while not state.get("has_ended"):
-            connection.request("GET", f"/{token}/state")
-            state = json.loads(connection.getresponse().read())
-        connection.close()
-        assert state["word"].startswith("WRONG at layers.1.attn.o_proj")
+        with closing(http.client.HTTPConnection(place, timeout=60)) as connection:
+
+            def state() -> dict[str, Any]:
+                connection.request("GET", f"/{token}/state")
+                return dict(json.loads(connection.getresponse().read()))
+
+            yield address, state
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         assert (process.returncode, errors) == (0, "")
@@ -202,14 +254,43 @@ def test_the_command_serves_until_it_is_interrupted() -> None:
         process.kill()
 
 
-class Endless(Sequence[Row]):
-    """A row in five million steps: more than a scroll bar has pixels for."""
+def test_the_command_serves_until_it_is_interrupted() -> None:
+    with served(str(GOLDEN), str(MINE), "--token", "0") as (_, state):
+        while not (told := state())["has_ended"]:
+            continue
+        assert told["word"].startswith("WRONG at layers.1.attn.o_proj")
 
-    def __init__(self, row: Row) -> None:
-        self._row = row
+
+def test_a_dump_is_followed_while_it_is_written(tmp_path: Path) -> None:
+    """The page is there before the dump is, grows with it, and ends with the whole of it."""
+    golden, mine = tmp_path / "golden", tmp_path / "mine"
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.ones(2, 4)
+    with capture(model, golden):
+        for step in range(4):
+            model(x + step)
+    with served(str(golden), str(mine), "--follow") as (_, state):
+        assert state()["num_rows"] == 0
+        with capture(model, mine):
+            for step in range(3):
+                model(x + step)
+            while not (growing := state())["num_rows"]:
+                continue
+            model(x + 3)
+        while not (whole := state())["has_ended"]:
+            continue
+    assert not growing["has_ended"] and growing["word"].startswith(("so far: ", "comparing"))
+    assert whole["word"].startswith("SAME") and whole["generation"] == growing["generation"] + 1
+    assert whole["num_rows"] == len(compare(golden, mine).rows) > growing["num_rows"]
+
+
+class Endless(Sequence[Row]):
+    """A row in five million steps, more than a scroll bar has pixels for, or in so many."""
+
+    def __init__(self, row: Row, number: int = 5_000_000) -> None:
+        self._row, self._number = row, number
 
     def __len__(self) -> int:
-        return 5_000_000
+        return self._number
 
     @overload
     def __getitem__(self, place: int) -> Row: ...
@@ -222,18 +303,24 @@ class Endless(Sequence[Row]):
         return replace(self._row, key=Key(key.model, place, key.op, key.call, key.slot))
 
 
+@pytest.mark.long
+def test_a_search_in_three_hundred_thousand_rows_is_quick(outcome: Outcome) -> None:
+    view = LiveView(GOLDEN, MINE)
+    view.finish(replace(outcome, rows=Endless(outcome.rows[-1], 300_000)))
+    view.prepare()
+    began = time.process_time()
+    slot = str(outcome.rows[-1].key.slot)
+    found = [view.rows(0, 200, text=text) for text in (slot, "[299999]", "[17", "no such op")]
+    assert time.process_time() - began < 2.0
+    assert [told["complete"] for told in found] == [True] * 4
+    assert [told["total"] for told in found] == [300_000, 1, 11_111, 0]
+
+
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_the_page_in_a_browser(server: LiveServer, outcome: Outcome, tmp_path: Path) -> None:
-    wait = """const [script, done] = arguments; const test = new Function(`return ${script}`);
-    const look = () => test() ? done(true) : setTimeout(look, 20); look();"""
     with browsing(tmp_path / "profile") as browser:
-
-        def until(script: str) -> None:
-            assert browser.ask("POST", "/execute/async", script=wait, args=[script]) is True
-
-        browser.ask("POST", "/url", url="about:blank")
-        browser.logs("browser"), browser.logs("performance")  # of the browser's own first page
-        browser.ask("POST", "/url", url=server.address)
+        until = browser.until
+        browser.visit(server.address)
         until("live.table.rows.complete && live.told")
         assert browser.text("#word") == outcome.word
         lines = int(browser.run("return document.querySelectorAll('#rows tbody tr').length"))

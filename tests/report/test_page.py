@@ -242,6 +242,98 @@ def test_what_one_side_alone_runs_has_a_gap_on_the_other(
     assert browser.complaints() == []
 
 
+VIEW = "return [page.graph.left, page.graph.top, page.graph.zoom]"
+MIDDLE = """
+    const box = byId('graph-box');
+    box.scrollIntoView({block: 'center'});
+    const at = box.getBoundingClientRect();
+    return [at.x + at.width / 2, at.y + at.height / 2];
+"""
+
+
+def mouse(browser: Browser, kind: str, x: float, y: float, **more: Any) -> None:
+    """One event of a real mouse."""
+    asked = {"x": x, "y": y, "button": "left", "clickCount": 1} | more
+    browser.order("Input.dispatchMouseEvent", type=kind, **asked)
+
+
+@needs_browser
+def test_the_view_of_the_programs_is_dragged_scrolled_and_zoomed(opened: Browser) -> None:
+    opened.click("#graph-open")
+    x, y = opened.run(MIDDLE)
+    opened.run("page.graph.look(0, 600)")
+    chosen = opened.run("return selection.row")
+    mouse(opened, "mousePressed", x, y)
+    mouse(opened, "mouseMoved", x, y + 40)
+    mouse(opened, "mouseMoved", x, y + 100)
+    mouse(opened, "mouseReleased", x, y + 100)
+    assert opened.run(VIEW) == [0, 500, 1]
+    assert opened.run("return selection.row") == chosen  # a drag is no click
+    mouse(opened, "mouseWheel", x, y, deltaX=0, deltaY=70, button="none")
+    assert opened.run(VIEW) == [0, 570, 1]
+    line = "return (page.graph.top + page.graph.height() / 2) / page.graph.tall()"
+    before = opened.run(line)
+    mouse(opened, "mouseWheel", x, y, deltaX=0, deltaY=-300, button="none", modifiers=2)  # Ctrl
+    left, _, zoom = opened.run(VIEW)
+    assert 2.5 < zoom < 3 and left > 0 and abs(opened.run(line) - before) < 0.1
+    mouse(opened, "mousePressed", x, y)
+    mouse(opened, "mouseMoved", x + 60, y)
+    mouse(opened, "mouseReleased", x + 60, y)
+    assert opened.run(VIEW)[0] == pytest.approx(left - 60)
+    opened.click("#graph-all")
+    assert opened.run("return page.graph.lines.length * page.graph.tall() <= page.graph.height()")
+    assert len(opened.run(INK, "#graph")) > 1
+
+
+@needs_browser
+def test_arrow_keys_walk_the_tree_and_move_the_view(opened: Browser) -> None:
+    left, right, down, shift = "\ue012", "\ue014", "\ue015", "\ue008"
+    opened.click("#graph-close")
+    opened.run("page.graph.focus(page.graph.lines[0])")
+    names = "return [page.graph.focused.name, page.graph.lines.length]"
+    opened.type("#graph-box", down)
+    name, lines = opened.run(names)
+    opened.type("#graph-box", right)  # opens
+    assert opened.run(names)[1] > lines
+    opened.type("#graph-box", right)  # enters
+    assert opened.run("return page.graph.focused.parent.name") == name
+    opened.type("#graph-box", left)  # leaves
+    assert opened.run(names)[0] == name
+    opened.type("#graph-box", left)  # closes
+    assert opened.run(names) == [name, lines]
+    opened.click("#graph-open")
+    opened.run("page.graph.look(0, 0)")
+    opened.type("#graph-box", shift + down + down)
+    assert opened.run(VIEW)[1] == 48
+
+
+@needs_browser
+def test_three_runs_stand_side_by_side(browser: Browser, outcome: Outcome, tmp_path: Path) -> None:
+    mended = compare(SAMPLES / "golden", SAMPLES / "golden")
+    browser.open(write_html(mended, tmp_path / "three.html", before=outcome))
+    seen = browser.text("#before-section")
+    assert "142 mended" in seen and "0 still failing" in seen and outcome.word in seen
+    assert f"mended: {outcome.roots[0].key.op}" in seen
+    browser.click("[data-change=mended]")
+    assert browser.text("#count").startswith("142 of")
+    browser.click("#before-roots button")
+    assert ROOT_OP in browser.text("#row") and "mine before" in browser.text("#row")
+    assert browser.run("return page.graph.sides") == ["golden", "before", "mine"]
+    assert "mine before" in browser.text("#graph-words") and len(browser.run(INK, "#graph")) > 4
+    told = browser.run("""
+        const row = selection.row, node = page.graph.callOf.get(row);
+        return page.graph.sides.map(side => page.graph.state(node, side));
+    """)
+    assert [one["isThere"] for one in told] == [True, True, True]
+    assert told[1]["tone"] == "bad" and told[2]["tone"] == "good" and told[1]["fails"]
+    assert browser.complaints() == []
+
+
+@needs_browser
+def test_a_page_of_two_runs_says_nothing_of_a_third(opened: Browser) -> None:
+    assert opened.run("return byId('before-section').hidden") is True
+
+
 @needs_browser
 @pytest.mark.long
 def test_twenty_thousand_calls_scroll_smoothly(
@@ -256,9 +348,12 @@ def test_twenty_thousand_calls_scroll_smoothly(
     browser.run("page.graph.openAll(true)")
     assert "20,000 calls in 40,200 lines" in browser.text("#graph-words")
     before = browser.busy()
-    browser.run("for (let i = 0; i < 50; i++) {"
-                "page.graph.box.scrollTop = i * 9000; page.graph.draw(); }")  # fmt: skip
+    browser.run("for (let i = 0; i < 50; i++) page.graph.look(0, i * 9000)")
     assert browser.busy() - before < 2.5  # 50 frames, of which each may take 50 ms
+    browser.click("#graph-all")
+    before = browser.busy()
+    browser.run("for (let i = 0; i < 50; i++) page.graph.draw()")  # all lines in each
+    assert browser.busy() - before < 2.5
 
 
 @needs_browser

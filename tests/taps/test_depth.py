@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import dumpcmp
 from dumpcmp.taps.modes import around
+from tests.choosing_cases import long
 
 by_mode = pytest.mark.parametrize("mode", ["eager", "fx", "aten"])
 built = pytest.mark.skipif(
@@ -143,6 +144,7 @@ def captured(run: Callable[[], Any], path: Path, **options: Any) -> Any:
 
 
 @built
+@pytest.mark.each_value_once
 @by_mode
 @pytest.mark.parametrize("step", STEPS)
 def test_modules_nest_as_deeply(step: str, mode: str, tmp_path: Path) -> None:
@@ -166,7 +168,7 @@ def test_functions_recurse_as_deeply(mode: str, tmp_path: Path) -> None:
 
 
 @built
-@by_mode
+@pytest.mark.parametrize("mode", ["eager", long("fx"), "aten"])
 def test_functions_compute_at_every_depth(mode: str, tmp_path: Path) -> None:
     def run() -> int:
         made = Linear()

@@ -14,6 +14,7 @@ from dumpcmp.nouns.selection import make_tap
 from dumpcmp.taps.modes.graph import GraphCapture
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.recorder import Recorder
+from tests.choosing_cases import long
 from tests.taps.memory import MemorySink
 
 transformers = pytest.importorskip("transformers")
@@ -45,7 +46,7 @@ def train(model: nn.Module) -> list[torch.Tensor]:
 
 
 def generate(model: nn.Module) -> list[torch.Tensor]:
-    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    options = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0}
     return [model.generate(TOKENS, **options)]  # type: ignore[operator]
 
 
@@ -69,14 +70,15 @@ def ops(sink: MemorySink) -> set[tuple[int, str, int]]:
     return {(call.step, call.op, call.call) for call in sink.calls if "/" in call.op}
 
 
-# Dynamo takes most of the time, and as long for each layer: two of them once, and at length.
+# Dynamo takes most of the time, and as long for each layer: two of them at length.
 SHARES = [
-    (partial(llama, 2), train, 1.0),
-    pytest.param(gpt2, train, 1.0, marks=pytest.mark.long),
-    pytest.param(partial(llama, 2), generate, 0.98, marks=pytest.mark.long),
+    (llama, train, 1.0),
+    long(partial(llama, 2), train, 1.0),
+    long(gpt2, train, 1.0),
+    long(partial(llama, 2), generate, 0.98),
     (gpt2, generate, 0.98),
 ]
-NAMES = ["llama train", "gpt2 train", "llama generate", "gpt2 generate"]
+NAMES = ["llama train", "two layers train", "gpt2 train", "llama generate", "gpt2 generate"]
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from dumpcmp.summary.gpu.device import Packed, Summariser
 from dumpcmp.summary.gpu.memory import DeviceRow
 from dumpcmp.summary.summary import Recipe
 from dumpcmp.taps.recording import routine, sources, values
+from tests.choosing_cases import long
 from tests.taps.randomly import MineError, Program
 
 STEPS = 6
@@ -248,30 +249,31 @@ WAYS: list[dict[str, Any]] = [
     {"backward": True, "keep": "summary"},
     {"mode": "aten"},
 ]
-LONG = pytest.param({"level": "modules", "backward": True}, marks=pytest.mark.long)
+LONG = long({"level": "modules", "backward": True})
+PROGRAMS: dict[str, Callable[[], nn.Module]] = {
+    "shifting": Shifting,
+    "wandering": Wandering,
+    "large": Large,
+    "differentiating": Differentiating,
+    "drawn": partial(Program, 3, length=6),
+}
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("way", [*WAYS, LONG], ids=str)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_what_is_known_again_is_written_as_if_it_were_described(
-    way: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, way: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models: tuple[Callable[[], nn.Module], ...] = (
-        Shifting,
-        Wandering,
-        Large,
-        Differentiating,
-        partial(Program, 3, length=6),
-    )
-    for number, make in enumerate(models):
+    torch.manual_seed(0)
+    quick = run(PROGRAMS[name](), tmp_path / "quick", **way)
+    with monkeypatch.context() as patch:
+        forgetting(patch)
         torch.manual_seed(0)
-        quick = run(make(), tmp_path / f"quick-{number}", **way)
-        with monkeypatch.context() as patch:
-            forgetting(patch)
-            torch.manual_seed(0)
-            slow = run(make(), tmp_path / f"slow-{number}", **way)
-        assert len(quick[0]) >= 10
-        for one, other in zip(quick, slow, strict=True):
-            assert one == other
+        slow = run(PROGRAMS[name](), tmp_path / "slow", **way)
+    assert len(quick[0]) >= 10
+    for one, other in zip(quick, slow, strict=True):
+        assert one == other
 
 
 class Reshaping(nn.Module):

@@ -72,6 +72,7 @@ cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 modes = pytest.mark.parametrize("mode", MODES)
 
 
+@pytest.mark.each_value_once
 @cases
 @modes
 def test_a_capture_changes_nothing(case: Case, mode: str) -> None:

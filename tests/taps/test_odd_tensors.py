@@ -12,6 +12,7 @@ import dumpcmp
 from dumpcmp import Key, Verdict
 from dumpcmp.nouns.record import UNWRITTEN, Record
 from dumpcmp.taps.recording import blanks
+from tests.choosing_cases import long
 
 
 class Odd(nn.Module):
@@ -58,9 +59,12 @@ UNTRACED = {"resized": resized, "zeros": lambda x, w: torch._efficientzerotensor
 CASES = [(mode, name) for mode in ("eager", "aten") for name in TRANSFORMED]
 CASES += [("fx", name) for name in ("grad", "vmap", "jvp", "vjp", "hessian")]  # of all the others
 CASES += [(mode, name) for mode in ("eager", "aten") for name in UNTRACED]
+THIRDS = [case for case in CASES if case[0] == "aten"][::3]
+OFTEN = [case for case in CASES if case[0] != "aten" and case[1] != "hessian"] + THIRDS
+AT_LENGTH = [long(*case) for case in CASES if case not in OFTEN]
 
 
-@pytest.mark.parametrize("mode, name", CASES)
+@pytest.mark.parametrize("mode, name", [*OFTEN, *AT_LENGTH])
 def test_a_capture_leaves_the_program_alone(mode: str, name: str, tmp_path: Path) -> None:
     model, x = Odd((TRANSFORMED | UNTRACED)[name]), torch.linspace(0, 1, 9).reshape(3, 3)
     expected = model(x)

@@ -227,7 +227,8 @@ def test_compiled_programs_run_eagerly_under_an_eager_capture(tmp_path: Path) ->
         compiled(x)
         torch.compile(lambda y: model(y), backend="aot_eager")(x)
     archive = Archive(tmp_path / "d1")
-    assert archive.models == ("Sequential",)
+    assert archive.models == ("<lambda>", "Sequential")
+    assert not list(archive.keys_of("<lambda>", 0))  # it computes nothing but by its module
     for step in (0, 1):
         ops = {k.op for k in archive.keys_of("Sequential", step)}
         assert ops == {"<root>", "0", "0/linear", "1", "1/gelu"}

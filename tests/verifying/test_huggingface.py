@@ -50,8 +50,9 @@ def made(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
 
 CASES = [
     pytest.param(llama, torch.bfloat16, "inductor", marks=pytest.mark.long),
-    (llama, torch.float32, "aot_eager"),
-    (gpt2, torch.bfloat16, "aot_eager"),
+    pytest.param(llama, torch.float32, "aot_eager", marks=pytest.mark.long),
+    (llama, torch.bfloat16, "aot_eager"),
+    pytest.param(gpt2, torch.bfloat16, "aot_eager", marks=pytest.mark.long),
     pytest.param(gpt2, torch.float32, "aot_eager", marks=pytest.mark.long),
 ]
 CHECKERS = AutomaticValueChecker(), RoundingChecker(), Fp64Checker()

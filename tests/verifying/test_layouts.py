@@ -152,7 +152,7 @@ def test_inductor_with_a_graph_break(on_inductor: Any) -> None:
     verify([image()], model, on_inductor(model), TRAIN)
 
 
-@pytest.mark.parametrize("freezing", [False, True])
+@pytest.mark.parametrize("freezing", [pytest.param(False, marks=pytest.mark.long), True])
 def test_the_output_keeps_its_layout(on_inductor: Any, freezing: bool) -> None:
     model = nn.Conv2d(3, 16, kernel_size=3, padding=1, bias=False).eval()
     x = image()

@@ -115,14 +115,8 @@ class Activations {
 let activations = null;
 
 async function begin() {
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const wear = () => {
-    document.documentElement.dataset.theme = dark.matches ? "dark" : "light";
-    if (activations) activations.draw();
-  };
-  wear();
+  wearTheme(() => { if (activations) activations.draw(); });
   activations = new Activations(await unpacked());
-  dark.addEventListener("change", wear);
   document.documentElement.dataset.ready = "true";
 }
 

@@ -1,6 +1,6 @@
 // The answer first: the verdict, what was seen of both runs, and the first divergence.
 
-const SIDES = [["golden", "golden"], ["mine", "my"]];
+const SIDES = [["golden", "golden"], ["mine before", "before"], ["mine", "my"]];
 
 function showAnswer(model) {
   const told = model.told;
@@ -122,6 +122,7 @@ function sides(model, row) {
   const names = ["dtype", "shape", "min", "max", "mean", "norm", "nan", "inf"];
   const table = make("table", {class: "numbers"}, make("tr", {}, ...heads.map(head => make("th", {scope: "col"}, head))));
   for (const [side, prefix] of SIDES) {
+    if (prefix === "before" && !model.hasBefore) continue;
     const cells = names.map(name => make("td", {}, shown(model.cell(row, `${prefix}_${name}`))));
     table.append(make("tr", {}, make("th", {scope: "row"}, side), ...cells));
   }

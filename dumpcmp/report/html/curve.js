@@ -40,13 +40,13 @@ class Curve {
       const isBackward = model.isBackward(row);
       if (isBackward ? !backward : !forward) continue;
       if (!modules && !model.isRoot(row) && !model.cell(row, "op").includes("/")) continue;
-      const error = model.number(row, "rel_l2");
+      const error = model.number(row, "rel_l2"), before = model.number(row, "before_rel_l2");
       if (error === null && !FAILING.has(model.verdict(row))) continue;
       const x = model.position(row) - (this.tokens === "over" ? starts.get(token) : 0);
       const limit = model.number(row, "tolerance");
-      this.points.push({row, x, error, limit, token, isBackward});
+      this.points.push({row, x, error, before, limit, token, isBackward});
     }
-    const finite = this.points.filter(p => p.error > 0 && Number.isFinite(p.error)).map(p => Math.log10(p.error));
+    const finite = this.points.flatMap(p => [p.error, p.before]).filter(error => error > 0 && Number.isFinite(error)).map(Math.log10);
     const limits = this.points.filter(p => p.limit > 0).map(p => Math.log10(p.limit));
     let low = Infinity, high = -Infinity;
     for (const y of finite) { low = Math.min(low, y); high = Math.max(high, y); }
@@ -103,6 +103,7 @@ class Curve {
     pen.rect(MARGIN.left - 6, 0, width - MARGIN.left - MARGIN.right + 12, CURVE_HEIGHT);
     pen.clip();
     const visible = this.points.filter(p => p.x >= this.from - 1 && p.x <= this.to + 1);
+    this.before(visible);
     this.dots(visible.filter(point => !this.model.isRoot(point.row)));
     for (const point of visible) if (this.model.isRoot(point.row)) this.root(point);
     this.picked();
@@ -230,6 +231,15 @@ class Curve {
     }
   }
 
+  // What the errors were before: hollow, behind those of now.
+  before(points) {
+    const pen = this.pen;
+    pen.strokeStyle = themed("--soft");
+    pen.beginPath();
+    for (const point of points) if (point.before !== null) pen.rect(Math.round(this.x(point.x)) - 2.5, Math.round(this.y(point.before)) - 2.5, 5, 5);
+    pen.stroke();
+  }
+
   root(point) {
     const pen = this.pen, x = this.x(point.x), y = this.y(point.error);
     pen.strokeStyle = "#a40e26";
@@ -265,6 +275,7 @@ class Curve {
     if (this.tokens === "over") legend.push(...this.model.tokens.slice(0, 12).map((token, i) => swatch(SERIES[i % SERIES.length], `token ${token}`)));
     else legend.push(swatch("#0072b2", "does not fail"), swatch("#d55e00", "fails"));
     legend.push(make("span", {}, "■ forward  ▼ backward"));
+    if (this.model.hasBefore) legend.push(make("span", {}, "□ before"));
     refill(byId("curve-legend"), ...legend);
   }
 

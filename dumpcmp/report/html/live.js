@@ -1,11 +1,10 @@
 // A page that knows few rows at a time: it asks for those in sight, and for news of the comparison.
 
-const LINE = 24; // pixels
 const PIECE = 200; // rows in one request
 const MOST_PIECES = 40; // that are kept
 const TALLEST = 8000000; // pixels: browsers draw no element that is much taller
 const POLL = 1000; // milliseconds
-const NAMES = ["token", "op", "call", "slot", "verdict", "root", "origin", "rel_l2", "tolerance", "cosine", "max_abs_diff", "reason", "cause", "source"];
+const NAMES = FIRST.filter(name => name !== "before" && name !== "change"); // there are two runs
 
 async function asked(path) {
   const answer = await fetch(path, {cache: "no-store"});
@@ -118,11 +117,7 @@ class LiveTable {
     byId("rows").setAttribute("aria-rowcount", total);
     const last = Math.min(total, this.first + this.inSight() + 4);
     this.rows.need(this.first, last);
-    const spacer = height => {
-      const cell = make("td", {colspan: NAMES.length});
-      cell.style.height = `${Math.max(0, height)}px`;
-      return make("tr", {class: "spacer", "aria-hidden": "true"}, cell);
-    };
+    const spacer = height => spacerLine(height, NAMES.length);
     const lines = [];
     for (let place = this.first; place < last; place++) lines.push(this.line(place));
     const above = this.topOf(this.first);
@@ -132,12 +127,7 @@ class LiveTable {
   line(place) {
     const row = this.rows.row(place);
     if (!row) return make("tr", {"data-row": place}, make("td", {colspan: NAMES.length}, "…"));
-    const cells = NAMES.map(name => {
-      const cell = row[name];
-      if (name === "verdict") return make("td", {}, make("span", {class: `verdict ${toneOf(cell)}`}, cell));
-      if (name === "root") return make("td", {}, cell ? "root" : "");
-      return make("td", {class: typeof cell === "number" ? "number" : ""}, shown(cell));
-    });
+    const cells = NAMES.map(name => cellOf(name, row[name]));
     return make("tr", {"data-row": place, "aria-rowindex": place + 1, class: place === this.picked ? "picked" : ""}, ...cells);
   }
 
@@ -212,13 +202,6 @@ async function watch() {
   }
   document.documentElement.dataset.ready = "true";
   if (!live.told.has_ended) setTimeout(watch, POLL);
-}
-
-function wearTheme() {
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const wear = () => { document.documentElement.dataset.theme = dark.matches ? "dark" : "light"; };
-  dark.addEventListener("change", wear);
-  wear();
 }
 
 wearTheme();

@@ -10,16 +10,12 @@ function rowOfAddress(model) {
 }
 
 function listenToTheme(redraw) {
-  const button = byId("theme"), root = document.documentElement;
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const wear = isDark => {
-    root.dataset.theme = isDark ? "dark" : "light";
+  const button = byId("theme");
+  const wear = wearTheme(isDark => {
     button.textContent = isDark ? "Light" : "Dark"; // what a click makes of it
     redraw();
-  };
-  dark.addEventListener("change", event => wear(event.matches));
-  button.addEventListener("click", () => wear(root.dataset.theme !== "dark"));
-  wear(dark.matches);
+  });
+  button.addEventListener("click", () => wear(document.documentElement.dataset.theme !== "dark"));
 }
 
 async function begin() {
@@ -34,6 +30,7 @@ async function begin() {
   };
   listenToTheme(redraw);
   showAnswer(model);
+  showBefore(model);
   page.curve = new Curve(model);
   page.table = new Table(model);
   page.map = new HeatMap(model);

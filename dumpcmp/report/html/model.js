@@ -20,7 +20,7 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-function refill(element, ...children) { element.replaceChildren(...children); return element; }
+function refill(element, ...children) { element.replaceChildren(...children.filter(child => child !== null)); return element; }
 
 const FAILING = new Set(["FAIL", "UNPAIRED", "SHAPE", "NONFINITE", "ERROR", "REFUSED"]);
 const DOUBTFUL = new Set(["INCONCLUSIVE", "FLIP", "DTYPE", "SKIPPED", "EMPTY"]);
@@ -60,6 +60,7 @@ class Model {
     this.layerNumbers = layers;
     const tokens = new Set([...this.range().map(row => this.cell(row, "token")), ...told.rest.map(g => g.token)]);
     this.tokens = [...tokens].sort((a, b) => a - b);
+    this.hasBefore = Boolean(told.before);
     this.limits = this.knownLimits();
     this.closeUps = new Map(told.close_ups.map(one => [one.row, one]));
     this.sources = new Map();

@@ -1,10 +1,8 @@
 // The table of all rows: sorted, filtered, searched; only the lines in sight are elements.
 
-const LINE = 24; // pixels
 const PRINTED = 400; // lines on paper
-const FILTERS = ["verdict", "token", "layer", "function", "slot", "origin", "model", "role"];
+const FILTERS = ["verdict", "change", "token", "layer", "function", "slot", "origin", "model", "role"];
 const NATURAL = new Set(["token", "call", "order", "rank", "cosine", "pcc"]); // smallest first
-const FIRST = ["token", "op", "call", "slot", "verdict", "root", "origin", "rel_l2", "tolerance", "introduced", "inherited", "cosine", "max_abs_diff", "reason", "cause", "source"];
 
 class Table {
   constructor(model) {
@@ -140,11 +138,7 @@ class Table {
   paint(onPaper = false) {
     const first = onPaper ? 0 : Math.max(0, Math.floor(this.box.scrollTop / LINE) - 10);
     const last = onPaper ? Math.min(this.rows.length, PRINTED) : Math.min(this.rows.length, first + Math.ceil(this.box.clientHeight / LINE) + 20);
-    const spacer = height => {
-      const cell = make("td", {colspan: this.shownColumns.length});
-      cell.style.height = `${height}px`;
-      return make("tr", {class: "spacer", "aria-hidden": "true"}, cell);
-    };
+    const spacer = height => spacerLine(height, this.shownColumns.length);
     const lines = this.rows.slice(first, last).map((row, i) => this.line(row, first + i));
     byId("rows").setAttribute("aria-rowcount", this.rows.length);
     refill(this.body, spacer(first * LINE), ...lines, spacer(onPaper ? 0 : (this.rows.length - last) * LINE));
@@ -152,12 +146,7 @@ class Table {
 
   line(row, place) {
     const model = this.model;
-    const cells = this.shownColumns.map(name => {
-      const cell = model.cell(row, name);
-      if (name === "verdict") return make("td", {}, make("span", {class: `verdict ${toneOf(cell)}`}, cell));
-      if (name === "root") return make("td", {}, cell ? "root" : "");
-      return make("td", {class: typeof cell === "number" ? "number" : "", title: typeof cell === "string" && cell.length > 40 ? cell : null}, shown(cell));
-    });
+    const cells = this.shownColumns.map(name => cellOf(name, model.cell(row, name)));
     const picked = row === selection.row;
     return make("tr", {"data-row": row, "aria-rowindex": place + 1, class: picked ? "picked" : "", "aria-selected": String(picked)}, ...cells);
   }

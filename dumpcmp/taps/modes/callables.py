@@ -21,10 +21,13 @@ from dumpcmp.pytorch.names import (
 )
 
 Leave = Callable[[], None]
-Enter = Callable[[Any], Leave]  # told the function that was compiled; returns what to do at its end
+Enter = Callable[["CompiledCall"], Leave]  # told of a call; returns what to do at its end
 
 _HOOKS = "enter_exit_hooks"  # dynamo runs those of its context around each call of a callable
 WRAPPER = "compile_wrapper"  # the frame that runs them, outside of what dynamo traces
+
+
+HIDDEN = object()
 
 
 def is_traced() -> bool:
@@ -50,6 +53,24 @@ def traces_itself() -> bool:
     )
 
 
+class CompiledCall:
+    """A call of what was compiled, read off the frame of torch's wrapper: it is open."""
+
+    def __init__(self, frame: FrameType) -> None:
+        names = frame.f_locals
+        self.function: Any = names["fn"]
+        self.args: tuple[Any, ...] = names["args"]
+        self.kwargs: dict[str, Any] = names["kwargs"]
+
+    @staticmethod
+    def result() -> Any:
+        """What the call that is being left gave; HIDDEN where it raised, or torch hides it."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_name != WRAPPER:
+            frame = frame.f_back
+        return HIDDEN if frame is None else frame.f_locals.get("result", HIDDEN)
+
+
 class _Hooks:
     """Stands in for dynamo's lists of hooks: each has ours at its end while a callable runs."""
 
@@ -62,8 +83,8 @@ class _Hooks:
         theirs, frame = context.__dict__[_HOOKS], sys._getframe(1)
         if frame.f_code.co_name != WRAPPER:
             return theirs
-        function = frame.f_locals["fn"]
-        return [*theirs, lambda: self._enter(function)]
+        call = CompiledCall(frame)
+        return [*theirs, lambda: self._enter(call)]
 
     def __set__(self, context: Any, hooks: list[Any]) -> None:
         context.__dict__[_HOOKS] = hooks

@@ -95,7 +95,7 @@ class _Calling(NamedTuple):
 class _Rooted(NamedTuple):
     """The outermost call of a step that runs, and its arguments as they were before."""
 
-    module: nn.Module
+    called: Any  # a module, or a compiled function
     args: Any
     kwargs: dict[str, Any]
     given: GivenArguments
@@ -273,24 +273,28 @@ class ModuleCapture:
                 ends.enter_context(off_the_stack(self._here.mode))
             yield ends.enter_context(environment())
 
-    def _function_called(self, function: Any) -> callables.Leave:
+    def _function_called(self, call: callables.CompiledCall) -> callables.Leave:
         """Open a step for a compiled function, unless one is open; returns what closes it."""
-        here, name = self._here, callables.function_name(function)
+        here, name = self._here, callables.function_name(call.function)
         if here.muted or here.step is not None or not name or is_recomputing():
             return lambda: None
         with HOLD:
+            self._begin_training()
             with DisableTorchFunction(), DisableTorchDispatch():
                 step = here.step = self.recorder.begin_function(name, not self._roots, self.begin)
                 self.watches.begin(step, None)
+            called = call.function, call.args, call.kwargs
+            rooted = _Rooted(*called, self._given(step, *called))
             handled = sys.exception()  # by whoever calls the function
             ends = ExitStack()
             here.mode = ends.enter_context(self.mode(step)) if self.mode else None
 
         def leave() -> None:
             with HOLD:
-                error = sys.exception()  # dynamo hides what the function returns
-                if error is not None and error is not handled:
-                    raised(step, error)
+                error = sys.exception()
+                if error is handled:
+                    error = None
+                self._put_effects(step, rooted, call.result(), error)
                 here.step = here.mode = None
                 ends.close()
                 for each in step.all_steps():
@@ -376,9 +380,9 @@ class ModuleCapture:
         ended = partial(self._end_step, step, _Rooted(module, args, kwargs, given), after)
         return *called, ended  # type: ignore[return-value]
 
-    def _given(self, step: Step, module: nn.Module, args: Any, kwargs: Any) -> GivenArguments:
+    def _given(self, step: Step, root: Any, args: Any, kwargs: Any) -> GivenArguments:
         try:
-            return given_to(step, module, args, kwargs)
+            return given_to(step, root, args, kwargs)
         except Exception as error:
             self.recorder.give_up(error)
             return {}
@@ -394,12 +398,19 @@ class ModuleCapture:
         """Record the effects of a step, which has ended; says what the program is to have."""
         if after is not None:
             after(result, error)
+        return self._put_effects(step, rooted, result, error)
+
+    def _put_effects(
+        self, step: Step, rooted: _Rooted, result: Any, error: BaseException | None
+    ) -> Instead | None:
         if error is not None and not isinstance(error, Exception):
             return None  # who interrupts a run tells nothing of the model
         try:
             put_changed(step, *rooted)
             if error is not None:
                 raised(step, error)
+                return None
+            if result is callables.HIDDEN:
                 return None
             shown = returned(step, result)
         except Exception as trouble:
@@ -423,6 +434,7 @@ class ModuleCapture:
     def _begin(self, module: nn.Module) -> Step | None:
         if not self._is_root(module):
             return None
+        self._begin_training()
         original = self._parallels.replicas.original_of(module)
         whole = self._whole_of(original)
         try:
@@ -436,6 +448,10 @@ class ModuleCapture:
             self.recorder.give_up(error)
             return None
         return step
+
+    def _begin_training(self) -> None:
+        if self._training is not None:
+            self._training.begin()
 
     def root_run(
         self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any

@@ -1,11 +1,11 @@
-"""Records what a root module was given and changed in place: tensors, caches, lists."""
+"""Records what a root module or a compiled function was given and changed in place."""
 
 from __future__ import annotations
 
 import json
 import weakref
 from collections.abc import Iterator, Mapping
-from types import CodeType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -34,21 +34,21 @@ class _Argument(NamedTuple):
 GivenArguments = Mapping[str, _Argument]  # by the names of the arguments
 
 
-def given_to(step: Step, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> GivenArguments:
+def given_to(step: Step, root: Any, args: Any, kwargs: Mapping[str, Any]) -> GivenArguments:
     """What the root of `step` is about to be given, as far as it can be changed in place."""
     if not records_effects(step) or not step.tap.outputs:
         return {}
     with step.outlet.sparing(), DisableTorchFunction(), DisableTorchDispatch():
         return {
             name: _argument(name, value)
-            for name, value in _named(module, args, kwargs)
+            for name, value in _named(root, args, kwargs)
             if not isinstance(value, _CONSTANT)
         }
     return {}
 
 
 def put_changed(
-    step: Step, module: nn.Module, args: Any, kwargs: Mapping[str, Any], before: GivenArguments
+    step: Step, root: Any, args: Any, kwargs: Mapping[str, Any], before: GivenArguments
 ) -> None:
     """Record those arguments of the root of `step` that are no longer what they were `before`."""
     if not before:
@@ -56,7 +56,7 @@ def put_changed(
     with step.outlet.sparing(), DisableTorchFunction(), DisableTorchDispatch():
         parts: dict[str, Tree] = {}
         found: list[tuple[str, Tensor]] = []
-        for name, value in _named(module, args, kwargs):
+        for name, value in _named(root, args, kwargs):
             if name not in before or not _is_changed(name, value, before[name]):
                 continue
             writer = _Marking(before[name].tensors)
@@ -68,13 +68,32 @@ def put_changed(
             step.put_effect(call, found)
 
 
-def _named(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The arguments of a call of `module` by the names that its forward has for them."""
-    code = getattr(module.forward, "__code__", None)
-    names = code.co_varnames[1 : code.co_argcount] if isinstance(code, CodeType) else ()
+def _named(root: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The arguments of a call of `root`, a module or a function, by the names that it has for them.
+
+    A function is given what it closes over, too.
+    """
+    called = root.forward if isinstance(root, nn.Module) else root
+    code = getattr(called, "__code__", None)
+    names: tuple[str, ...] = ()
+    if isinstance(code, CodeType):
+        is_bound = called is not root or isinstance(called, MethodType)
+        names = code.co_varnames[is_bound : code.co_argcount]
     for place, value in enumerate(args):
         yield names[place] if place < len(names) else str(place), value
     yield from kwargs.items()
+    if isinstance(called, FunctionType) and called is root:
+        for name, cell in zip(called.__code__.co_freevars, called.__closure__ or (), strict=True):
+            if name not in kwargs and _is_filled(cell):
+                yield name, cell.cell_contents
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:  # an empty one
+        return False
+    return True
 
 
 def _argument(name: str, value: Any) -> _Argument:

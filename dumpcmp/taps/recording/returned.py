@@ -40,10 +40,11 @@ def returned(step: Step, result: Any) -> Any:
     if not records_effects(step) or not step.tap.outputs:
         return result
     with step.outlet.sparing(), DisableTorchFunction(), DisableTorchDispatch():
-        if type(result) is GeneratorType and _is_held_by_none(result, step):
+        may_relay = type(result) is GeneratorType and not step.is_function
+        if may_relay and _is_held_by_none(result, step):
             _put(step, Effect.RESULT, 0, written({"generator": result.__qualname__}))
             return _relayed(result, step)
-        slots = slots_of("output", result)
+        slots = [] if step.is_function else slots_of("output", result)  # of the call of a root
         shown = distributed.of_model(ROOT, slots)  # of a pipeline's stage, what is the model's
         if isinstance(result, Tensor) and shown:
             _put(step, Effect.RESULT, 0, _LONE)

@@ -53,6 +53,7 @@ class Training:
         self._numbers: dict[tuple[str, int], int] = {}  # of what steered a step so far
         self._before: dict[int, dict[str, Any]] = {}  # what optimizers that step now had kept
         self._began = _generators()
+        self._has_begun = False
         self._num_ranks = num_ranks
         self._positions = DataPositions(num_ranks, self._put_positions)
         self._positioned: tuple[str, int] | None = None  # the latest step that has them
@@ -75,6 +76,12 @@ class Training:
         finally:
             for handle in handles:
                 handle.remove()
+
+    def begin(self) -> None:
+        """A step begins. What was drawn before the first one, as for weights, is not of the run."""
+        if not self._has_begun:
+            with HOLD, self._recorder.sparing(), DisableTorchFunction(), DisableTorchDispatch():
+                self._began, self._has_begun = _generators(), True
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -318,7 +325,7 @@ def _kept_before(optimizer: Optimizer) -> dict[str, Any]:
     told: dict[str, Any] = {"state_before": ", ".join(sorted(map(str, held))) or "nothing"}
     number = held.get("step")
     if isinstance(number, int | float) or (isinstance(number, Tensor) and number.is_cpu):
-        told["steps_before"] = number
+        told["steps_before"] = float(number)  # of a tensor, which the step is about to change
     return told
 
 

@@ -1,34 +1,34 @@
-"""The runs that the tests look at: each campaign is started once, in processes of its own."""
+"""The runs that the tests look at: campaigns of many runs in one set of processes each."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.choosing_cases import asked_for
 from tests.taps.distributed.launching import forked
-from tests.taps.distributed.programs.names import FAULTS, ON_EIGHT, ON_FOUR, ON_TWO
+from tests.taps.distributed.programs.names import FAULTS, ON_TWO
 
 CAMPAIGN = "tests.taps.distributed.programs.campaign"
 
 
 @pytest.fixture(scope="session")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All runs on two ranks, right ones and faulty ones: ``NAME-2``."""
-    path = tmp_path_factory.mktemp("two")
-    forked(2, CAMPAIGN, str(path), *ON_TWO, *FAULTS)
-    return path
+def partitioned(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str], Path]:
+    """Where a run is, by its name and number of ranks, as in ``megatron-4``.
 
+    The first that is asked for on two ranks brings all of them, with the faults that selected tests
+    name. Others are run when they are asked for.
+    """
+    room = tmp_path_factory.mktemp("partitioned")
+    on_two = [*ON_TWO, *asked_for(request.session.items, FAULTS)]
 
-@pytest.fixture(scope="session")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runs on four ranks: ``NAME-4``."""
-    path = tmp_path_factory.mktemp("four")
-    forked(4, CAMPAIGN, str(path), *ON_FOUR)
-    return path
+    def find(name: str) -> Path:
+        run, _, num_ranks = name.rpartition("-")
+        if not (room / name).exists():
+            together = on_two if num_ranks == "2" and run in on_two else [run]
+            forked(int(num_ranks), CAMPAIGN, str(room), *together)
+        return room / name
 
-
-@pytest.fixture(scope="session")
-def eight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run on eight ranks: ``megatron-8``."""
-    path = tmp_path_factory.mktemp("eight")
-    forked(8, CAMPAIGN, str(path), *ON_EIGHT)
-    return path
+    return find

@@ -14,20 +14,6 @@ ROOT = Path(__file__).parents[3]
 SECONDS = 420  # for a whole campaign on a busy machine of two cores
 
 
-def launch(num_ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m WORDS`` on `num_ranks` ranks, by torchrun."""
-    torchrun = ("torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}")
-    return subprocess.run(
-        [sys.executable, "-m", *torchrun, "-m", *words],
-        cwd=ROOT,
-        env=_environment(),
-        timeout=SECONDS,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def _environment() -> dict[str, str]:
     return {
         **{name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")},

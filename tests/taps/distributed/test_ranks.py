@@ -29,7 +29,7 @@ from dumpcmp.pytorch.names import NAMES, PrivateName
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.distributed.dtensor import layout_of_spec
 from dumpcmp.taps.distributed.ranks import World, layout, layout_of, remembering, set_rank, world
-from tests.taps.distributed.launching import forked, launch
+from tests.taps.distributed.launching import forked
 
 LONELY = "tests.taps.distributed.programs.lonely"
 
@@ -167,7 +167,8 @@ def test_the_commands_of_the_handbook(tmp_path: Path) -> None:
     """Dump under torchrun, dump whole, compare: as the how-to says."""
     program = "tests/taps/distributed/programs/generate.py"
     dump = ("dumpcmp", "dump", "--mode", "eager")
-    assert launch(2, *dump, "--path", str(tmp_path / "d2"), program).returncode == 0
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    forked(1, *torchrun, "-m", *dump, "--path", str(tmp_path / "d2"), program)
     whole = CliRunner().invoke(main, [*dump[1:], "--path", str(tmp_path / "d1"), program])
     assert whole.exit_code == 0, whole.output
     paths = ("--my-path", str(tmp_path / "d2"), "--golden-path", str(tmp_path / "d1"))

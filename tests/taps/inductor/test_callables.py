@@ -134,7 +134,11 @@ WITHOUT_TWINS = (
 )
 
 
-LONG = ("modules of torch itself", "a bound method, and a model, in one graph")
+LONG = (
+    "modules of torch itself",
+    "a bound method, and a model, in one graph",
+    "a checkpointed region",
+)
 OFTEN = [name for name in PROGRAMS if name not in LONG]
 
 

@@ -28,7 +28,8 @@ def compared(golden: Golden, fault: Fault, path: Path, **way: Any) -> Outcome:
     return dumpcmp.compare(golden(fault.backward), path)
 
 
-OFTEN = [fault.name for fault in FAULTS if fault.name != "mul becomes add"]
+LONG = ("mul becomes add", "wrong constant")
+OFTEN = [fault.name for fault in FAULTS if fault.name not in LONG]
 
 
 @pytest.mark.parametrize("fault", often(FAULTS, *OFTEN), ids=lambda fault: fault.name)
@@ -64,7 +65,7 @@ WAYS: dict[str, tuple[dict[str, Any], bool, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", often(WAYS, "fused, without twins", "realize"))
+@pytest.mark.parametrize("name", often(WAYS, "fused, without twins"))
 def test_a_sound_compiler_raises_no_alarm(name: str, golden: Golden, tmp_path: Path) -> None:
     way, backward, most_fused = WAYS[name]
     model, x = net()
@@ -74,7 +75,7 @@ def test_a_sound_compiler_raises_no_alarm(name: str, golden: Golden, tmp_path: P
     sound(dumpcmp.compare(golden(backward), tmp_path / "d"), most_fused)
 
 
-@pytest.mark.parametrize("name", often(["fused", "realize", "fusion off"], "fused", "fusion off"))
+@pytest.mark.parametrize("name", often(["fused", "realize", "fusion off"], "fused"))
 def test_an_op_that_becomes_many_raises_no_alarm(name: str, tmp_path: Path) -> None:
     way, backward, _ = WAYS[name]
     for path, mode in (("golden", "eager"), ("d", dumpcmp.Compiled(**way))):

@@ -59,5 +59,3 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 ON_TWO = [name for name in RUNS if name != "fsdp-tp"]
-ON_FOUR = ["fsdp-tp", "dtensor", "megatron"]
-ON_EIGHT = ["megatron"]
