@@ -19,6 +19,10 @@ from benchmarks import compiled_faults
 from benchmarks.cases import FAULTS
 from benchmarks.compiled import Case
 from benchmarks.faults import dumped
+from benchmarks.partitioned import corpus as partitioned
+from benchmarks.partitioned.campaign import place
+from benchmarks.partitioned.table import run_goldens, run_ranks
+from benchmarks.publicbugs import corpus as publicbugs
 from benchmarks.subjects import SUBJECTS
 from benchmarks.tables import Table
 from dumpcmp.dumping.programs import dump
@@ -52,29 +56,40 @@ class Fresh:
         return ", ".join(words)
 
     def _run(self, made: Repro, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-        command = [self.python, "-I", str(made.path / "repro.py"), *arguments]
+        ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        several = [*ranks, str(made.case.num_ranks)] if made.case.num_ranks > 1 else []
+        command = [self.python, "-I", *several, str(made.path / "repro.py"), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 RIGHT = "fails, passes"
 
 
-def line(corpus: str, name: str, mine: Path, golden: Path, room: Path, fresh: Fresh) -> list[str]:
+@dataclass(frozen=True)
+class Planted:
+    """A fault of a corpus: the dump that has it, and golden's."""
+
+    corpus: str
+    name: str
+    mine: Path
+    golden: Path
+
+
+def line(one: Planted, room: Path, fresh: Fresh) -> list[str]:
     """What comes of one fault."""
-    outcome = dumpcmp.compare(golden, mine)
+    outcome = dumpcmp.compare(one.golden, one.mine)
+    told = [one.corpus, one.name, outcome.conclusion.name]
     if not outcome.failures:
-        return [corpus, name, outcome.conclusion.name, "-", "-", "-", "-", "-"]
+        return [*told, "-", "-", "-", "-", "-"]
     try:
-        made = repro(mine, golden, path=room / "repro", overwrite=True, outcome=outcome)
+        made = repro(one.mine, one.golden, path=room / "repro", overwrite=True, outcome=outcome)
     except dumpcmp.DumpcmpError as error:
-        why = error.message[:110]
-        return [corpus, name, outcome.conclusion.name, f"none: {why}", "-", "-", "-", "-"]
+        return [*told, f"none: {error.message[:110]}", "-", "-", "-", "-"]
     shown, lines = made.case.shown.value, str(made.num_lines)
-    kind, nbytes = made.case.kind.value, str(made.nbytes)
-    return [corpus, name, outcome.conclusion.name, kind, shown, lines, nbytes, fresh.verdict(made)]
+    return [*told, made.case.kind.value, shown, lines, str(made.nbytes), fresh.verdict(made)]
 
 
-def of_faults(room: Path, fresh: Fresh) -> Iterator[list[str]]:
+def of_faults(room: Path) -> Iterator[Planted]:
     for subject in SUBJECTS.values():
         for dtype in ("float32", "bfloat16"):
             golden = dumped(subject, room / f"{subject.name}-{dtype}", dtype=dtype)
@@ -82,11 +97,11 @@ def of_faults(room: Path, fresh: Fresh) -> Iterator[list[str]]:
                 if dtype in case.dtypes:
                     mine = dumped(subject, room / "mine", case.plant, dtype)
                     name = f"{subject.name} {dtype}: {case.name}"
-                    yield line("faults", name, mine, golden, room, fresh)
+                    yield Planted("faults", name, mine, golden)
                     shutil.rmtree(mine)
 
 
-def of_compiled_faults(room: Path, fresh: Fresh) -> Iterator[list[str]]:
+def of_compiled_faults(room: Path) -> Iterator[Planted]:
     for dtype in (torch.float32, torch.bfloat16):
         for fault in compiled_faults.FAULTS:
             kept = room / f"{dtype}-{fault.backward}"
@@ -97,11 +112,40 @@ def of_compiled_faults(room: Path, fresh: Fresh) -> Iterator[list[str]]:
             with fault.plant():
                 dump(step, room / "mine", mode=dumpcmp.Compiled(), backward=fault.backward)
             name = f"{str(dtype).removeprefix('torch.')}: {fault.name}"
-            yield line("compiled-faults", name, room / "mine", kept, room, fresh)
+            yield Planted("compiled-faults", name, room / "mine", kept)
             shutil.rmtree(room / "mine")
 
 
-CORPORA = {"faults": of_faults, "compiled-faults": of_compiled_faults}
+def of_partitioned(room: Path) -> Iterator[Planted]:
+    wanted = os.environ.get("SUBJECTS", ",".join(partitioned.SUBJECTS)).split(",")
+    run_goldens(room, wanted)
+    for name in wanted:
+        subject = partitioned.ALL[name]
+        run_ranks(room, [name])
+        for fault in subject.faults:
+            run = f"{name}:{fault.fault}"
+            golden = room / f"golden-{subject.golden}"
+            yield Planted("partitioned", run, room / place(run), golden)
+
+
+def of_publicbugs(room: Path) -> Iterator[Planted]:
+    words = [sys.executable, "-W", "ignore", "-m", "benchmarks.publicbugs.dumping", str(room)]
+    for name in publicbugs.names():
+        subprocess.run([*words, name], check=True)
+        if (room / name / "mine").exists():
+            kind = publicbugs.load(name).kind
+            yield Planted(
+                "publicbugs", f"{kind}: {name}", room / name / "mine", room / name / "golden"
+            )
+        shutil.rmtree(room / name)
+
+
+CORPORA = {
+    "faults": of_faults,
+    "compiled-faults": of_compiled_faults,
+    "partitioned": of_partitioned,
+    "publicbugs": of_publicbugs,
+}
 
 
 def table() -> Table:
@@ -112,9 +156,9 @@ def table() -> Table:
     with tempfile.TemporaryDirectory() as room:
         fresh = Fresh.made(Path(room))
         for corpus in wanted:
-            for row in CORPORA[corpus](Path(room), fresh):
-                rows.append(row)
-                print("| " + " | ".join(row) + " |", file=sys.stderr, flush=True)
+            for one in CORPORA[corpus](Path(room)):
+                rows.append(line(one, Path(room), fresh))
+                print("| " + " | ".join(rows[-1]) + " |", file=sys.stderr, flush=True)
     found = [row for row in rows if row[4] != "-"]
     good = sum(row[-1] == RIGHT for row in found)
     lines = statistics.median([int(row[5]) for row in found] or [0])

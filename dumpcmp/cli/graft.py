@@ -18,7 +18,7 @@ from dumpcmp.nouns.errors import SelectionError
 @click.option("--float64", "in_float64", is_flag=True,
               help="Put in what the op itself gives in float64, not golden's.")  # fmt: skip
 @click.option("--path", type=PLACE, help="Archive to write.")
-@click.option("--mode", default="eager", show_default=True, help="eager, fx or aten.")
+@click.option("--mode", default="eager", show_default=True, help="eager, fx, aten or compiled.")
 @click.option("--token", metavar="LIST", help="Tokens to replace values in, from 0: 0,2,5-8.")
 @click.option("--backward", is_flag=True, help="Record gradients too.")
 @click.option("--weights", is_flag=True, help="Keep parameters and buffers whole.")

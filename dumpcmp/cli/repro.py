@@ -36,5 +36,5 @@ def command(
         mapping=mapping, tokens=token,
     )  # fmt: skip
     click.echo(made.text)
-    click.echo(f"python {made.path / 'repro.py'} fails; with --right it passes")
+    click.echo(f"{made.command} fails; with --right it passes")
     return 0

@@ -22,8 +22,9 @@ from dumpcmp.nouns.spoken import counted
 from dumpcmp.taps.distributed.ranks import world
 from dumpcmp.taps.recording.grafts import GraftedCall, Grafts, ValueInPlace
 
-_MODES = ("eager", "fx", "aten")
-_ALIKE = {"eager", "fx"}  # they name ops alike
+_MODES = ("eager", "fx", "aten", "compiled")
+_TRACED = ("fx", "compiled")  # modules are not called in it
+_ALIKE = {"eager", "fx", "compiled"}  # they name ops alike
 _CLEAR = 0.5  # times what the second nearest part is off: the nearest is meant
 
 
@@ -68,14 +69,15 @@ def graft(
     how = parse_mode(mode)
     if how.name not in _MODES:
         raise SelectionError(
-            f"graft cannot put values into --mode {how.name}: its kernels are compiled together",
-            hint=f"use one of {', '.join(_MODES)}; graft --all takes compiled runs, too",
+            f"graft cannot put values into --mode {how.name}",
+            hint=f"use one of {', '.join(_MODES)}",
         )
     names = at.split(",") if isinstance(at, str) else list(at)
     tap = make_tap(steps)
     naming = _Naming(Archive(golden), how.name, in_float64)
     places = naming.places(names, tap.selects_step)
-    grafts = Grafts(places, _rows(rows), naming.whole(places))
+    hidden = naming.hidden(names, tap.selects_step)
+    grafts = Grafts(places, _rows(rows), naming.whole(places), hidden)
     dumped = dump(program, path, mode=how, grafts=grafts, **options)
     if dumped.error is None and not grafts.done:
         raise CaptureError(
@@ -119,6 +121,15 @@ class _Naming:
                 given.setdefault((key.step, str(key.op), key.call), set()).add(str(key.slot))
         return {place for place, slots in places.items() if given.get(place) == set(slots)}
 
+    def hidden(self, names: Sequence[str], selects: Callable[[int], bool]) -> dict[int, set[str]]:
+        """Modules that a traced program does not call, by step: another stands for their result."""
+        found: dict[int, set[str]] = {}
+        for key in (key for name in names for key in self._named(name.strip())):
+            if self.mode in _TRACED and key.op.is_module and key.op != ROOT and selects(key.step):
+                prefix = f"{key.op}@{key.call}" if key.call else str(key.op)
+                found.setdefault(key.step, set()).add(prefix)
+        return found
+
     def _named(self, name: str) -> list[Key]:
         outputs = [key for key in self.archive if key.slot.is_output]
         keys = [key for key in outputs if names_key(key, name)]
@@ -132,7 +143,7 @@ class _Naming:
     def _in_program(self, key: Key) -> Key:
         """The call of the program that gives what golden's `key` names."""
         is_alike = any({self.mode, other} <= _ALIKE or self.mode == other for other in self._modes)
-        if key.op.is_module and (self.mode == "fx" or key.op == ROOT):
+        if key.op.is_module and (self.mode in _TRACED or key.op == ROOT):
             return self._by_function(key)
         if key.op.is_module or is_alike:
             return key
@@ -168,7 +179,10 @@ def _of_golden(archive: Archive, key: Key, own: Tensor) -> Tensor:
     rank = world().rank
     like = [r for r in (rank, *shards) if r in shards and shards[r].shape == tuple(own.shape)]
     if like:
-        return archive.tensor(shards[like[0]])
+        found = archive.tensor(shards[like[0]])
+        if len(shards) != world().size:
+            _check_no_term(key, found, own)
+        return found
     whole = archive.tensor(next(iter(shards.values())))
     if len(shards) == 1 and (part := _part_like(whole, own)) is not None:
         return part
@@ -176,6 +190,18 @@ def _of_golden(archive: Archive, key: Key, own: Tensor) -> Tensor:
         f"golden's {key.op} has shape {list(whole.shape)}, and the program's {list(own.shape)}",
         hint="golden must be of the same ranks, or the value lie on them in whole parts of one dim",
     )
+
+
+def _check_no_term(key: Key, whole: Tensor, own: Tensor) -> None:
+    """Refuse what may be a term of a sum over ranks: as a whole it would count more than once."""
+    near = own.detach().to("cpu", torch.float64)
+    apart = float(torch.linalg.vector_norm(near - whole.double()))
+    if not apart <= _CLEAR * float(torch.linalg.vector_norm(whole.double())):
+        raise CaptureError(
+            f"golden's {key.op} is far from what rank {world().rank} has of it, which may be a "
+            "term of a sum over ranks",
+            hint="name the op that adds the terms up, or dump golden on the same ranks",
+        )
 
 
 def _part_like(whole: Tensor, own: Tensor) -> Tensor | None:

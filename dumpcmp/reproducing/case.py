@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 _LEAST = 1e-300
+WIDE = "[x.double() if x.is_floating_point() else x for x in inputs]"
 
 
 class GuiltyKind(StrEnum):
@@ -20,6 +21,7 @@ class GuiltyKind(StrEnum):
     PROGRAM = "different program"  # both spellings, side by side
     COMPILED = "compiled region"  # right as it is written, wrong as it was compiled
     OPTIMIZER = "optimizer step"
+    PARALLEL = "parallel"  # what ranks compute together
     VALUE = "different value"  # a weight or an input that no call made
 
 
@@ -75,6 +77,25 @@ class ReproCase:
         if self.shown is ShownBy.RECORDED:
             return 'values["recorded"]'
         return "torch.compile(mine)(*inputs)" if self.is_compiled else "mine(*inputs)"
+
+    @property
+    def num_ranks(self) -> int:
+        """How many processes the script needs."""
+        return 1
+
+    @property
+    def command(self) -> str:
+        """What runs the script."""
+        return "python repro.py"
+
+    @property
+    def rights(self) -> tuple[str, ...]:
+        """Ways to the right result, as code; the first that passes is taken."""
+        ways = (
+            "mine(*inputs)", "golden(*inputs)", f"mine(*{WIDE})",
+            "mine(*[x.contiguous() for x in inputs])", "expected",
+        )  # fmt: skip
+        return tuple(way for way in ways if self.golden is not None or "golden" not in way)
 
     @property
     def is_compiled(self) -> bool:

@@ -27,6 +27,8 @@ from dumpcmp.reproducing.case import (
     error_of,
 )
 from dumpcmp.reproducing.optimizer_steps import steps_before, values_before
+from dumpcmp.reproducing.parallel_guilty import GuiltyRanks
+from dumpcmp.reproducing.parallel_region import join_of
 from dumpcmp.reproducing.region import CodeRegion, RankProgram
 from dumpcmp.shadows.program import ValueId
 
@@ -64,9 +66,38 @@ class Guilty:
 
     def cases(self) -> Iterator[ReproCase]:
         """Ways to show the fault, the smallest first, each to be tried."""
+        if self.row.key.op.is_effect:
+            raise _not_cut_out(self.row, "it is nothing that a call gave")
+        if len(self.mine.ranks) == 1:
+            yield from self._on_one_rank()
+            return
+        num_cases = 0
+        for case in self._on_ranks():
+            num_cases += 1
+            yield case
+        if not num_cases:
+            why = "of no value on the way it is known how the ranks' parts make one"
+            raise _not_cut_out(self.row, why)
+
+    def _on_ranks(self) -> Iterator[ReproCase]:
+        """Of one rank, where it can be; else of all together."""
         row = self.row
-        if row.key.op.is_effect:
-            raise _not_cut_out(row, "it is nothing that a call gave")
+        if row.judgement.why in (Why.INTRODUCED, Why.GOLDEN):
+            yield from _possible(self._kernel())
+        elif row.key.slot.is_weight or row.judgement.why is Why.LEAF:
+            yield from _possible(self._value_on_ranks())
+        elif len(self._holders) == 1:
+            yield from _possible(self._program() for _ in self._holders)
+        yield from GuiltyRanks(self.outcome, row, self.golden, self.mine).cases()
+
+    @cached_property
+    def _holders(self) -> list[int]:
+        """The ranks of mine that have the value."""
+        key = self.row.target_key
+        return [] if key is None else sorted({shard.rank for shard in self.mine.shards(key)})
+
+    def _on_one_rank(self) -> Iterator[ReproCase]:
+        row = self.row
         if row.key.slot.is_weight or row.judgement.why is Why.LEAF:
             if row.key.slot.is_weight and row.key.step > self.mine.steps(row.key.model)[0]:
                 yield self._optimizer_or_value()
@@ -80,13 +111,17 @@ class Guilty:
     @cached_property
     def _golden_program(self) -> RankProgram:
         key = self.row.golden_key or self.row.key
-        return RankProgram(self.golden, key.model, key.step)
+        rank = self._mine_program.rank
+        return RankProgram(
+            self.golden, key.model, key.step, rank if rank in self.golden.ranks else 0
+        )
 
     @cached_property
     def _mine_program(self) -> RankProgram:
         key = self.row.target_key or self.row.key
         model = key.model if key.model in self.mine.models else self.mine.models[0]
-        return RankProgram(self.mine, model, key.step)
+        rank = self._holders[0] if len(self._holders) == 1 else min(self.mine.ranks)
+        return RankProgram(self.mine, model, key.step, rank)
 
     def _kernel(self) -> Iterator[ReproCase]:
         """One call, on what it was given, on the first rank where it is wrong."""
@@ -230,6 +265,22 @@ class Guilty:
             facts={"note": note} if note else {},
         )  # fmt: skip
 
+    def _value_on_ranks(self) -> Iterator[ReproCase]:
+        """A weight or an input of all ranks as one value, and golden's."""
+        row, join = self.row, join_of(self.row.layout)
+        golden, mine = _known(row.golden_key), _known(row.target_key)
+        if join is None or len(self.golden.ranks) > 1:
+            raise _not_cut_out(row, "how the ranks' parts make one value is not known")
+        parts = [self.mine.tensor(record) for record in self.mine.shards(mine)]
+        whole, own = self.golden.tensor(golden), join.of(parts)
+        theirs = join.of([whole] * len(parts)) if join.is_of_replicas else whole
+        region = CodeRegion((), {"x0": ValueId(0, mine)}, "x0")
+        yield ReproCase(
+            GuiltyKind.VALUE, _place(row.key), row.reason, region, {"x0": own}, theirs, own,
+            ErrorMeasure.EXACT, 0.0, shown=ShownBy.FRESH, right="expected",
+            facts={"note": "x0 is what all ranks have together"},
+        )  # fmt: skip
+
     def _case(
         self,
         kind: GuiltyKind,
@@ -274,6 +325,14 @@ class Guilty:
             if error_of(measure, recorded, expected) > limit:
                 return measure, limit
         raise _not_cut_out(self.row, "on these values it is within what rounding explains")
+
+
+def _possible(cases: Iterator[ReproCase]) -> Iterator[ReproCase]:
+    """The cases that can be made; of ranks there are other ways."""
+    try:
+        yield from cases
+    except (Unreplayable, MissingValueError):
+        return
 
 
 def _moves(region: CodeRegion, values: Mapping[str, Tensor]) -> bool:

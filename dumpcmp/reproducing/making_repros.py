@@ -39,6 +39,11 @@ class Repro:
         return self.case.shown is ShownBy.FRESH
 
     @property
+    def command(self) -> str:
+        """What runs its script, which fails."""
+        return self.case.command.replace("repro.py", str(self.path / "repro.py"))
+
+    @property
     def text(self) -> str:
         """What it is, in a line."""
         how = "fails in a new process" if self.is_fresh else "holds what the run recorded"

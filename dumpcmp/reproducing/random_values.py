@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dumpcmp.replay.unreplayable import Unreplayable
 from dumpcmp.reproducing.case import ErrorMeasure, GuiltyKind, ReproCase, ShownBy
+from dumpcmp.reproducing.parallel_case import ParallelCase
 from dumpcmp.reproducing.trials import Trials
 
 _SEEDS = 3
@@ -17,7 +18,9 @@ _SEEDS = 3
 
 def without_values(case: ReproCase, trials: Trials) -> ReproCase:
     """`case` on random numbers, if the fault shows on any that are tried."""
-    if case.shown is ShownBy.FRESH and case.kind is not GuiltyKind.VALUE:
+    if isinstance(case, ParallelCase):
+        why = "the ranks' parts of one value would not belong together"
+    elif case.shown is ShownBy.FRESH and case.kind is not GuiltyKind.VALUE:
         for values in _draws(case.values):
             drawn = _on(case, values)
             if drawn is not None and trials.shows(drawn):

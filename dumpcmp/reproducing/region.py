@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from torch import Tensor
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import MissingValueError
 from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Call
 from dumpcmp.replay.unreplayable import Unreplayable
 from dumpcmp.reproducing.statements import Statement
 from dumpcmp.shadows.program import Node, Program, ValueId, read_ranks
@@ -18,11 +20,27 @@ MOST_CALLS = 60
 MOST_GAPS = 64  # times its elements that a value may take in memory
 
 
+class CodeStatement(Protocol):
+    """One recorded call as plain code."""
+
+    @property
+    def call(self) -> Call: ...
+
+    @property
+    def takes(self) -> Mapping[str, str]: ...
+
+    def lines(self) -> list[str]: ...
+
+    def run(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
+
+    def with_number(self, old: int, new: int) -> CodeStatement: ...
+
+
 @dataclass(frozen=True, slots=True)
 class CodeRegion:
     """Statements in the order in which they run, and what goes in and comes out of them."""
 
-    statements: Sequence[Statement]
+    statements: Sequence[CodeStatement]
     inputs: Mapping[str, ValueId]  # by variable, in the order in which they are used
     output: str  # variable
 
@@ -81,7 +99,7 @@ class RankProgram:
             raise Unreplayable(f"no recorded call gives {output}")
         names: dict[ValueId, str] = {}
         inputs: dict[str, ValueId] = {}
-        statements: list[Statement] = []
+        statements: list[CodeStatement] = []
         for node in nodes:
             for value in node.takes.values():
                 if value not in names:
@@ -89,9 +107,14 @@ class RankProgram:
                     inputs[names[value]] = value
             gives = {slot: f"v{len(names) + i}" for i, slot in enumerate(self._outputs(node))}
             takes = {slot: names[value] for slot, value in node.takes.items()}
-            statements.append(Statement(node.call, takes, gives))
+            statements.append(self._statement(node, takes, gives))
             names |= {v: gives[s] for s, v in node.gives.items() if s in gives}
         return CodeRegion(statements, inputs, names[output])
+
+    def _statement(
+        self, node: Node, takes: Mapping[str, str], gives: Mapping[str, str]
+    ) -> CodeStatement:
+        return Statement(node.call, takes, gives)
 
     def _nodes(self, output: ValueId, is_given: Callable[[ValueId], bool]) -> set[Node]:
         found: set[Node] = set()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from dumpcmp.reproducing.case import ErrorMeasure, ReproCase, ReproCode
+from dumpcmp.reproducing.case import WIDE, ErrorMeasure, ReproCase, ReproCode
+from dumpcmp.reproducing.parallel_case import ParallelCase
+from dumpcmp.reproducing.parallel_region import RanksCode
+from dumpcmp.reproducing.region import CodeRegion
 from dumpcmp.reproducing.tensor_file import SAFE_NAMES
 
 _LOAD = '''
@@ -32,6 +35,21 @@ def laid(dense, stride):
     room.as_strided(own.shape, stride).copy_(own)
     return room.as_strided(dense.shape, stride)
 '''
+
+_TOGETHER = '''
+def share(name):
+    """This rank's value, or the one that all have."""
+    return values.get(f"{{RANK}}.{{name}}", values.get(name))
+
+
+def together(part):
+    """The one value that all ranks have, of what each of them has."""
+    parts = [None] * SIZE
+    dist.all_gather_object(parts, part)
+    return {join}
+'''
+
+_GROUPS = "GROUPS = {{ranks: dist.new_group(ranks) for ranks in {groups}}}"
 
 _EXACT = '''
 def error_of(got):
@@ -68,21 +86,22 @@ _FORMULAS = {
         "    return float(((off * want.conj()).sum() / size).abs())",
     ),
 }
-_WIDE = "[x.double() if x.is_floating_point() else x for x in inputs]"
-RIGHT_OPS = {  # ways to the right result, as code; the first that passes is taken
+RIGHT_OPS = {  # ways to the right result, as code
     "mine(*inputs)": "the same code",
     "golden(*inputs)": "golden's code",
-    f"mine(*{_WIDE})": "the same code in float64",
+    f"mine(*{WIDE})": "the same code in float64",
     "mine(*[x.contiguous() for x in inputs])": "the same code on inputs without gaps",
+    "golden(*whole)": "golden's code on the whole values",
+    "together(golden(*whole))": "golden's code",
+    "together(mine(*inputs))": "the same code",
     "expected": "the result in float64 itself",
 }
 
 
 def script_of(case: ReproCase) -> str:
     """The text of ``repro.py``."""
-    values = stored_values(case)
-    dtypes = {SAFE_NAMES[v.dtype]: str(v.dtype) for v in values.values()}
-    dtypes_text = ", ".join(f'"{name}": {dtype}' for name, dtype in sorted(dtypes.items()))
+    if isinstance(case, ParallelCase):
+        return parallel_script_of(case)
     is_strided = any(not value.is_contiguous() for value in case.values.values())
     names = list(case.values)
     body = _function("mine", case.mine, names)
@@ -95,7 +114,7 @@ def script_of(case: ReproCase) -> str:
         "\n".join([*(f"import {name}" for name in imports), "from pathlib import Path"]),
         "import numpy as np\nimport torch",
         "\n".join([
-            f"DTYPES = {{{dtypes_text}}}",
+            dtypes_line(case),
             *(['DEVICE = "cpu"'] if any("DEVICE" in line for line in body) else []),
             f"LIMIT = {_limit(case)}",
         ]),
@@ -108,11 +127,86 @@ def script_of(case: ReproCase) -> str:
     return "\n\n".join(section.strip("\n") for section in sections) + "\n"
 
 
+def dtypes_line(case: ReproCase) -> str:
+    """The dtypes that the file of values names, as code."""
+    dtypes = {SAFE_NAMES[v.dtype]: str(v.dtype) for v in stored_values(case).values()}
+    text = ", ".join(f'"{name}": {dtype}' for name, dtype in sorted(dtypes.items()))
+    return f"DTYPES = {{{text}}}"
+
+
 def _docstring(case: ReproCase) -> str:
     return (
         f'"""{case.kind}: {_one_line(case.place)}.\n\n{_wrapped(case.reason)}.\n'
         'Fails as it stands; passes with --right, which puts the right op in place.\n"""'
     )
+
+
+def parallel_script_of(case: ParallelCase) -> str:
+    """The text of the script that torchrun starts on several ranks."""
+    codes = {"mine": case.mine_on_ranks, "golden": case.golden_on_ranks}
+    body, names = [], dict[str, dict[int, list[str]]]()
+    for name, code in codes.items():
+        if code is not None:
+            body += _functions(name, code)
+            names[name] = {rank: list(region.inputs) for rank, region in code.regions.items()}
+    golden = case.golden if isinstance(case.golden, CodeRegion) else None
+    if golden is not None:
+        body += _function("golden", golden, list(golden.inputs))
+        names["golden"] = {rank: list(golden.inputs) for rank in names["mine"]}
+    groups = dict.fromkeys(g for code in codes.values() if code for g in code.groups)
+    uses_operator = any("operator." in line for line in body)
+    imports = ["json", *(["operator"] if uses_operator else []), "sys"]
+    whole = [f"whole = {_shares(names['golden'])}"] if "golden" in names else []
+    sections = [
+        _docstring(case).replace("Fails", f"Run it by {case.command}.\nFails", 1),
+        "\n".join([*(f"import {name}" for name in imports), "from pathlib import Path"]),
+        "import numpy as np\nimport torch\nimport torch.distributed as dist",
+        "\n".join([
+            dtypes_line(case),
+            *(['DEVICE = "cpu"'] if any("DEVICE" in line for line in body) else []),
+            f"LIMIT = {_limit(case)}",
+            'dist.init_process_group("gloo")',
+            "RANK, SIZE = dist.get_rank(), dist.get_world_size()",
+            *([_GROUPS.format(groups=list(groups))] if groups else []),
+        ]),
+        _LOAD,
+        *body,
+        _TOGETHER.format(join=case.join.code),
+        _error_text(case.measure),
+        "\n".join([
+            'values = load(Path(__file__).with_name("values.safetensors"))',
+            *(f"# {name}: {_one_line(key)}" for name, key in case.keys),
+            f"inputs = {_shares(names['mine'])}",
+            *whole,
+            'expected = values["expected"]',
+            f'got = {case.right} if "--right" in sys.argv else {case.wrong}',
+            "dist.destroy_process_group()",
+            *_assertion(case),
+        ]),
+    ]  # fmt: skip
+    return "\n\n".join(section.strip("\n") for section in sections) + "\n"
+
+
+def _functions(name: str, code: RanksCode) -> list[str]:
+    """One function, or one for the ranks that run each of several."""
+    texts = code.texts
+    if len(texts) == 1:
+        region = next(iter(code.regions.values()))
+        return _function(name, region, list(region.inputs))
+    made = []
+    for ranks in texts.values():
+        region = code.regions[ranks[0]]
+        made += _function(f"{name}{ranks[0]}", region, list(region.inputs))
+    of_rank = {rank: ranks[0] for ranks in texts.values() for rank in ranks}
+    listed = ", ".join(f"{name}{of_rank[rank]}" for rank in sorted(of_rank))
+    return [*made, f"{name} = [{listed}][RANK]"]
+
+
+def _shares(names: Mapping[int, list[str]]) -> str:
+    """The inputs of each rank, as code."""
+    if len({tuple(each) for each in names.values()}) == 1:
+        return f"[share(name) for name in {next(iter(names.values()))}]"
+    return f"[share(name) for name in {[names[rank] for rank in sorted(names)]}[RANK]]"
 
 
 def _ending(case: ReproCase) -> Iterator[str]:
@@ -124,6 +218,10 @@ def _ending(case: ReproCase) -> Iterator[str]:
     yield f"    got = {case.right}"
     yield "else:"
     yield f"    got = {case.wrong}"
+    yield from _assertion(case)
+
+
+def _assertion(case: ReproCase) -> Iterator[str]:
     yield "error = error_of(got)"
     yield 'print(f"error {error:.3g}, where rounding explains {LIMIT:.3g}")'
     yield f'assert error <= LIMIT, f"{_short(case)}: off by {{error:.3g}}"'

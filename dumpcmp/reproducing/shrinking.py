@@ -18,10 +18,12 @@ from dumpcmp.reproducing.case import (
     ShownBy,
     error_of,
 )
+from dumpcmp.reproducing.parallel_case import ParallelCase
 from dumpcmp.reproducing.trials import Trials
 
 _MOST_TRIALS = 80
 _MOST_COMPILED = 12  # which take seconds each
+_MOST_ON_RANKS = 24  # which take a process each
 _MOST_TOGETHER = 3  # dims of inputs that are cut as one
 _MARGIN = 2.0  # times the limit: by how much a smaller case has to be wrong
 
@@ -41,12 +43,31 @@ class Shrinkage:
 
 def shrunk(case: ReproCase, trials: Trials) -> ReproCase:
     """The smallest of what was tried that shows the fault; each step was run before it is taken."""
+    if isinstance(case, ParallelCase):
+        return _shrunk_on_ranks(case, trials)
     for output_dim in _output_dims(case):
         case = _first_that_shows(case, trials, list(_along_output(case, output_dim)))
     if case.shown is ShownBy.FRESH:
         for dim in _input_dims(case):
             case = _first_that_shows(case, trials, list(_inside(case, dim)))
         case = _in_float32(case, trials)
+    return case
+
+
+def _shrunk_on_ranks(case: ParallelCase, trials: Trials) -> ParallelCase:
+    """The same with fewer rows: dims of one size are cut alike, on all ranks and in the whole."""
+    sizes = _input_dims(case) if case.shown is ShownBy.FRESH else ()
+    for size in (each for each in sizes if each in case.free_sizes):
+        for kept in dict.fromkeys((1, 2, 4, size // 2)):
+            if not 0 < kept < size or trials.num_run > _MOST_ON_RANKS:
+                continue
+            try:
+                smaller = case.cut(size, kept)
+            except (Unreplayable, RuntimeError, IndexError):
+                continue
+            if smaller.expected.numel() and trials.shows(smaller):
+                case = smaller
+                break
     return case
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.reproducing.case import ReproCase
-from dumpcmp.reproducing.script import RIGHT_OPS, script_of, stored_values
+from dumpcmp.reproducing.script import script_of, stored_values
 from dumpcmp.reproducing.tensor_file import write_tensors
 
 SECONDS = 240  # that a repro may take
@@ -27,9 +28,15 @@ for line in sys.stdin:
     job = json.loads(line)
     if job["optimizes"]:
         import torch._dynamo
-    child = os.fork()
-    if not child:
-        log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    children = []
+    for rank in range(job["ranks"]):
+        child = os.fork()
+        if child:
+            children.append(child)
+            continue
+        if job["ranks"] > 1:
+            os.environ.update(job["env"], RANK=str(rank))
+        log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1), os.dup2(log, 2)
         signal.alarm(job["seconds"])
         sys.argv, status = job["argv"], 0
@@ -43,7 +50,8 @@ for line in sys.stdin:
             traceback.print_exc()
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    print(max(ends, key=abs), flush=True)
 """
 
 
@@ -55,21 +63,27 @@ class Trials:
     room: Path
     num_run: int = 0
 
-    def status(self, folder: Path, *arguments: str, forked: bool = True) -> int:
+    def status(self, folder: Path, *arguments: str, forked: bool = True, num_ranks: int = 1) -> int:
         """How ``repro.py`` of `folder` ends: 0, 1 where its assertion fails, or another number.
 
         A compiler starts threads and processes: what compiles gets a process that is not `forked`.
         """
         self.num_run += 1
         argv = [str(folder / "repro.py"), *arguments]
-        return self._forked(argv) if forked else self._alone(argv)
+        return self._forked(argv, num_ranks) if forked else self._alone(argv)
 
-    def _forked(self, argv: Sequence[str]) -> int:
+    def _forked(self, argv: Sequence[str], num_ranks: int) -> int:
         optimizes = (
             "torch.optim." in Path(argv[0]).read_text()
         )  # which imports much: once is enough
-        log = str(self.room / "log")
-        job = {"argv": argv, "log": log, "seconds": SECONDS, "optimizes": optimizes}
+        log = self.room / "log"
+        log.unlink(missing_ok=True)
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        env["WORLD_SIZE"] = str(num_ranks)
+        job = {
+            "argv": argv, "log": str(log), "seconds": SECONDS, "optimizes": optimizes,
+            "ranks": num_ranks, "env": env,
+        }  # fmt: skip
         assert self.server.stdin is not None and self.server.stdout is not None
         try:
             self.server.stdin.write(json.dumps(job) + "\n")
@@ -102,8 +116,8 @@ class Trials:
         folder = self.written(case)
         plain, right = not case.compiles, "compile(" not in case.right
         return (
-            self.status(folder, forked=plain) == _FAILS
-            and self.status(folder, "--right", forked=right) == 0
+            self.status(folder, forked=plain, num_ranks=case.num_ranks) == _FAILS
+            and self.status(folder, "--right", forked=right, num_ranks=case.num_ranks) == 0
         )
 
     def written(self, case: ReproCase) -> Path:
@@ -116,15 +130,23 @@ class Trials:
 
     def with_right_op(self, case: ReproCase) -> ReproCase | None:
         """`case` with the first right op that passes where the code as it stands fails."""
-        if self.status(self.written(case), forked=not case.compiles) != _FAILS:
+        num_ranks = case.num_ranks
+        ended = self.status(self.written(case), forked=not case.compiles, num_ranks=num_ranks)
+        if ended != _FAILS:
             return None
-        for right in RIGHT_OPS:
-            if "golden" in right and case.golden is None:
-                continue
+        for right in case.rights:
             tried = replace(case, right=right)
-            if tried.right != tried.wrong and not self.status(self.written(tried), "--right"):
+            if tried.right == tried.wrong:
+                continue
+            if not self.status(self.written(tried), "--right", num_ranks=num_ranks):
                 return tried
         return None
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 @contextmanager

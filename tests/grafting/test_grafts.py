@@ -13,7 +13,8 @@ from benchmarks import grafted_layers, quantised
 from dumpcmp.cli import main
 from dumpcmp.dumping.programs import dump
 from dumpcmp.grafting.measuring_roots import EXACT
-from dumpcmp.grafting.running_again import _part_like
+from dumpcmp.grafting.running_again import _check_no_term, _part_like
+from dumpcmp.nouns.key import Op, Slot
 from tests.grafting.models import (
     Change,
     dumped,
@@ -159,7 +160,10 @@ def test_gradients_go_through_what_was_replaced(tmp_path: Path) -> None:
 
 WRONG_CALLS = {
     "no such op": ({"at": "layers.9/linear"}, "no value called"),
-    "a mode that compiles": ({"at": "layers.1/gelu", "mode": "compiled"}, "cannot put values into"),
+    "a mode that has no ops": (
+        {"at": "layers.1/gelu", "mode": "boundary"},
+        "cannot put values into",
+    ),
     "a row too many": ({"at": "layers.1/gelu", "rows": "7"}, "there is no row 7"),
     "an op of eager in aten": ({"at": "layers.1/gelu", "mode": "aten"}, "names its ops otherwise"),
 }
@@ -187,6 +191,15 @@ def test_a_rank_gets_its_part_of_goldens_value() -> None:
     assert torch.equal(found, whole[:, 4:])
     assert _part_like(whole, torch.zeros(6, 4)) is None  # which part is not known
     assert _part_like(whole, torch.zeros(3, 4)) is None
+
+
+def test_what_may_be_a_term_of_a_sum_is_not_replaced_by_the_sum() -> None:
+    key = dumpcmp.Key("Chain", 0, Op("layers.0.down/linear"), 0, Slot("output.0"))
+    whole = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    _check_no_term(key, whole, whole * 1.2)
+    for term in (whole / 3, torch.full_like(whole, torch.nan)):
+        with pytest.raises(dumpcmp.CaptureError, match="may be a term of a sum"):
+            _check_no_term(key, whole, term)
 
 
 def test_the_commands(golden: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,3 +236,57 @@ def test_quantised_layers_are_ranked_as_runs_that_leave_each_out(name: str, tmp_
     found = grafted_layers.by_layer(report, layers)
     assert grafted_layers.spearman(run, found) >= 0.9
     assert all(step.left <= EXACT for step in report.steps)
+
+
+# a compiled program
+
+
+@pytest.fixture(scope="module")
+def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("compiled") / "d2"
+    assert dump(program(other_weight(1)), path, mode="compiled").error is None
+    return path
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("at", ["layers.1.up/linear", "layers.1.up", "layers.1"])
+def test_a_compiled_program_goes_on_from_goldens_value(
+    at: str, golden: Path, spoilt: Path, tmp_path: Path
+) -> None:
+    made = dumpcmp.graft(
+        program(other_weight(1)), golden, at, path=tmp_path / "d3", mode="compiled"
+    )
+    assert made.dumped.error is None
+    assert (len(made.done), made.missing) == (2, [])
+    for step in (0, 1):
+        one, before, other = (
+            dumpcmp.Archive(path).tensor("<root>", step=step)
+            for path in (golden, spoilt, tmp_path / "d3")
+        )
+        assert float((other - one).norm() / one.norm()) < 1e-6 < float((before - one).norm())
+    names = {key.op for key in dumpcmp.Archive(tmp_path / "d3")}
+    assert ("layers.1.up/linear" in names) is (at != "layers.1")
+    assert "layers.2.up/linear" in names
+
+
+@pytest.mark.long
+def test_a_compiled_op_can_be_its_own_result_in_float64(golden: Path, tmp_path: Path) -> None:
+    made = dumpcmp.graft(
+        program(), golden, "layers.1/gelu", path=tmp_path / "d3", mode="compiled", in_float64=True
+    )
+    assert len(made.done) == 2
+    archive = dumpcmp.Archive(tmp_path / "d3")
+    given = archive.tensor("layers.1.up/linear")
+    right = torch.nn.functional.gelu(given.double()).float()
+    assert torch.equal(archive.tensor("layers.1/gelu"), right)
+
+
+@pytest.mark.long
+def test_gradients_go_through_a_compiled_op_that_was_replaced(tmp_path: Path) -> None:
+    golden = dumped(tmp_path / "d1", trains=True)
+    run = program(trains=True)
+    options = {"mode": "compiled", "backward": True}
+    dumpcmp.graft(run, golden, "layers.1.down", path=tmp_path / "d3", **options)  # type: ignore[arg-type]
+    ours, theirs = dumpcmp.Archive(golden), dumpcmp.Archive(tmp_path / "d3")
+    one, other = (a.tensor("layers.0.up", slot="grad.weight") for a in (ours, theirs))
+    assert float((other - one).norm() / one.norm()) < 1e-5

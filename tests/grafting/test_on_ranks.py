@@ -5,24 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 import dumpcmp
 from dumpcmp.grafting.measuring_roots import EXACT
-from tests.shadows.ranked import Whole, given
-from tests.taps.distributed.launching import forked
+from tests.shadows import test_ranks
 
 pytestmark = pytest.mark.long  # two processes run first
 
 
-@pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("grafted")
-    forked(2, "tests.shadows.ranked", str(path))
-    model = Whole()
-    with torch.no_grad(), dumpcmp.capture(model, path / "golden"):
-        model(given())
-    return path
+room = test_ranks.room  # runs on two ranks, with faults
 
 
 def test_a_call_of_one_rank_is_put_right_beside_the_same_ranks(room: Path) -> None:

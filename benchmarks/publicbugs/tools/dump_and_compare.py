@@ -25,7 +25,7 @@ class DumpAndCompare:
         for program in (golden, target):
             archives.append(room / f"dump-{program.label}-{program.ranks}")
             if not archives[-1].exists():
-                ran = _dump(
+                ran = dumped(
                     program, archives[-1], room, result if program is target else room / "right"
                 )
                 seconds += ran.seconds
@@ -53,7 +53,8 @@ class DumpAndCompare:
         )
 
 
-def _dump(program: Program, path: Path, room: Path, result: Path) -> Ran:
+def dumped(program: Program, path: Path, room: Path, result: Path) -> Ran:
+    """Dump a program as its kind asks for."""
     mode = "compiled" if program.compiled else "eager"
     words = ["dumpcmp", "dump", "--mode", mode, "--path", str(path)]
     words += ["--backward"] if program.trains else []

@@ -54,6 +54,7 @@ class CompiledCapture(ModuleCapture):
     def running(self) -> Iterator[None]:
         """Tap what is compiled while the block runs; nothing that was tapped outlives it."""
         self.compiles = True
+        self._provenance.grafts = self.tapping.grafts = self.grafts
         torch._dynamo.reset()
         try:
             with (

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dumpcmp.nouns.record import TWIN, Call
 from dumpcmp.pytorch.randomness import Randomness
+from dumpcmp.taps.inductor.grafted_nodes import give
 from dumpcmp.taps.inductor.graph_values import RunsTold
 from dumpcmp.taps.inductor.graphed import Witnesses, run_beside
 from dumpcmp.taps.inductor.pass_texts import unpacked
@@ -28,6 +29,7 @@ from dumpcmp.taps.inductor.tables import (
 from dumpcmp.taps.inductor.twin import Check, TwinGraph, Twins
 from dumpcmp.taps.inductor.views import replay
 from dumpcmp.taps.modes.traced import Mark, Traced, calls_of
+from dumpcmp.taps.recording.grafts import Grafts
 from dumpcmp.taps.recording.step import Step
 
 Generated = Callable[[list[Any]], Any]  # the entry of generated code
@@ -52,6 +54,7 @@ class Tapping:
         self.step = step  # that this thread is in the middle of
         self.known = known  # graphs of dynamo by digest, by which generated code refers to them
         self.evidence: RunEvidence | None = None  # gathered for a certificate
+        self.grafts: Grafts | None = None  # results in place of which others stand
         self.twins = Twins()
         self.witnesses = Witnesses()
         self.runs_told = RunsTold()
@@ -66,10 +69,23 @@ class Tapping:
         """Record what generated code reads while the block runs."""
         global _tapping
         _tapping = self
+        give(self._value_in_place)
         try:
             yield
         finally:
+            give(None)
             _tapping = None
+
+    def _value_in_place(
+        self, own: Tensor, given: list[Tensor], graph: str, op: int, slot: str
+    ) -> Tensor | None:
+        """What stands in place of the result `own` of an op, in the run that this thread is in."""
+        call = None if _thread.run is None else _thread.run.calls[op]
+        if self.grafts is None or call is None:
+            return None
+        return self.grafts.other(
+            call, slot, own, self.known[graph].again[op](given) if given else {}
+        )
 
     def facts(self) -> dict[str, Any]:
         return {"twins": self.twins.to_json(), **self.witnesses.facts()}

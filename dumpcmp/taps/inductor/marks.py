@@ -89,13 +89,18 @@ class Marking:
             self._parameters.add(WeakIdRef(result))
         elif node.op == "placeholder" and isinstance(result, Tensor):
             self._given.add(_differentiated(result))
+        place = self._graph.grafted.get(node.name)
+        if place is not None and isinstance(result, Tensor):
+            self._mark_all(place.op, [(str(place.slot), result)])
         number = self._graph.number_of(node)
         if number is not None:
             made = range(self._began, _sequence_number())
             self._graph.sequence.update(dict.fromkeys(made, number))
             changes = self._graph.ops[number].function.returns_nothing
             given = self._arguments[0] if changes else result
-            self._mark_all(number, slots_of("output", given))
+            others = {place.slot for place in self._graph.grafted.values() if place.op == number}
+            found = slots_of("output", given)
+            self._mark_all(number, [each for each in found if each[0] not in others])
 
     def _mark_all(self, number: int, found: Slots) -> None:
         """Mark the traced nodes of the tensors in `found` as slots of op `number`."""

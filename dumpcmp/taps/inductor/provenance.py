@@ -18,6 +18,7 @@ from dumpcmp.pytorch.graph_text import graph_text
 from dumpcmp.pytorch.names import check_names, patch, patched, private, standing_in
 from dumpcmp.taps.inductor import tables, written
 from dumpcmp.taps.inductor.generated import graphed
+from dumpcmp.taps.inductor.grafted_nodes import put_in_graph
 from dumpcmp.taps.inductor.marks import op_near, op_of
 from dumpcmp.taps.inductor.pass_texts import PassTexts, observers
 from dumpcmp.taps.inductor.single_calls import unrepeatable
@@ -26,6 +27,7 @@ from dumpcmp.taps.inductor.twin import lowered_again
 from dumpcmp.taps.inductor.views import Sizes
 from dumpcmp.taps.inductor.written import Written, is_outermost, lowering
 from dumpcmp.taps.modes.traced import Mark, Traced, named
+from dumpcmp.taps.recording.grafts import Grafts
 from dumpcmp.taps.recording.models import Model
 
 Original = Callable[..., Any]  # the function of Inductor's that one of ours stands in for
@@ -46,6 +48,7 @@ class Provenance:
         twin: bool = False,
         switches: Switches | None = None,
     ) -> None:
+        self.grafts: Grafts | None = None  # results in place of which others stand
         self.known: dict[str, Traced] = {}  # by digest, which generated code refers to
         self._where = where  # the model that runs now, and the module of it that is being called
         self._quietly = quietly  # what is compiled runs with nothing recorded but by the tap
@@ -133,6 +136,8 @@ class Provenance:
             self._compilations[context] = tables.Compilation(traced)
             self._compilations[context].stages["original"] = graph_text(model)
             self.known[traced.digest] = traced
+            if self.grafts is not None:
+                put_in_graph(model, traced, self.grafts)
         patch, settings = private("torch._inductor.config:patch"), self._settings()
         with patch(settings):
             run = original(model, inputs, patch(settings)(inner), **rest)

@@ -24,6 +24,7 @@ from dumpcmp.taps.recording.functions import (
     function_of,
     in_order,
 )
+from dumpcmp.taps.recording.grafts import GRAFTED
 from dumpcmp.taps.recording.models import FunctionModel, Model, Scope
 from dumpcmp.taps.recording.step import Step
 
@@ -156,6 +157,9 @@ class Mark(NamedTuple):
     slot: Slot
 
 
+RunAgain = Callable[[list[Tensor]], Mapping[str, Tensor]]
+
+
 @dataclass(frozen=True, slots=True)
 class GraphOp:
     """One node of dynamo's graph that is an op: the function, and the module that it stands in."""
@@ -186,6 +190,8 @@ class Traced:
     digest: str  # by which generated code refers to it
     bodies: dict[fx.Graph, str]  # of checkpointed regions: what stands before their nodes' names
     sequence: dict[int, int] = field(default_factory=dict)  # autograd's number -> op
+    grafted: dict[str, Mark] = field(default_factory=dict)  # node that gives another value -> whose
+    again: dict[int, RunAgain] = field(default_factory=dict)  # what runs such an op in float64
 
     def number_of(self, node: fx.Node) -> int | None:
         """The op that `node` of dynamo's graph, or of a body in it, is."""
@@ -299,7 +305,11 @@ def calls_of(
         origins = tuple(f"{other[1]}#{other[2]}" for other in inside if other is not None)
         kernel = kernel.partition("#")[0] or NO_KERNEL
         owner, op_name, count = name
-        target, line = op.function.target, op.home.line
+        if owner.grafts is not None and owner.grafts.hides(owner.number, op_name, count):
+            calls.append(None)
+            continue
+        target = GRAFTED if owner.is_grafted(op_name, count) else op.function.target
+        line = op.home.line
         calls.append(owner.call(op_name, count, target, op.told(sizes), line, origins, kernel))
     return calls
 

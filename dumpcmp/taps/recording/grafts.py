@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.record import Call
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.pytorch.trees import slots_of
@@ -40,6 +41,8 @@ class Grafts:
     ]  # by slot; None: its own in float64
     rows: Sequence[int] | None = None  # of the first dim; None: all
     whole: Set[GraftedCall] = frozenset()  # those that give nothing else
+    hidden: Mapping[int, Set[str]] = field(default_factory=dict)  # by step: modules in whose place
+    # an op's result stands, so that nothing else in them counts
     done: dict[GraftedCall, str] = field(default_factory=dict)  # what was replaced, and how far off
 
     @property
@@ -51,6 +54,26 @@ class Grafts:
     def has(self, step: int, op: str, number: int) -> bool:
         """Whether the results of this call are replaced."""
         return (step, op, number) in self.values
+
+    def slots_of(self, path: str, function: str) -> set[str]:
+        """The results of such a call that are replaced in any step."""
+        return {
+            slot
+            for (_, op, _), slots in self.values.items()
+            for slot in slots
+            if op.rpartition("/")[2] == function and _ends_with(op.rpartition("/")[0], path)
+        }
+
+    @property
+    def in_float64(self) -> bool:
+        """Whether some op's own result in float64 is put in place."""
+        return any(None in slots.values() for slots in self.values.values())
+
+    def hides(self, step: int, op: str, number: int) -> bool:
+        """Whether the call is in a module in place of whose result another stands."""
+        if self.rows is not None or self.has(step, op, number):
+            return False
+        return any(op.startswith((f"{m}/", f"{m}.")) for m in self.hidden.get(step, ()))
 
     def is_whole(self, step: int, op: str, number: int) -> bool:
         """Whether all that this call gives is replaced, so that nothing in it counts."""
@@ -75,7 +98,7 @@ class Grafts:
                 whole = args[0] if returns_nothing else result
                 found: dict[int, Tensor] = {}
                 for slot, own in slots_of("output", whole):
-                    other = self._other(call, slot, own, again)
+                    other = self.other(call, slot, own, again)
                     if other is not None:
                         views = _memory(own) in memories
                         found[id(own)] = _replaced(call, own, other, views, is_beneath_autograd)
@@ -90,7 +113,7 @@ class Grafts:
         found: dict[int, Tensor] = {}
         with DisableTorchFunction(), DisableTorchDispatch():
             for slot, own in slots_of("output", result):
-                other = self._other(call, slot, own, {})
+                other = self.other(call, slot, own, {})
                 if other is not None:
                     found[id(own)] = _replaced(call, own, other, True, False)
             return _with(result, found)
@@ -102,15 +125,16 @@ class Grafts:
             return {}
         from torch.utils._pytree import tree_map
 
-        given, named = tree_map(_wide, (args, kwargs))
+        given, named = tree_map(wide, (args, kwargs))
         with torch.no_grad():
             return dict(slots_of("output", func(*given, **named)))
 
-    def _other(
+    def other(
         self, call: Call, slot: str, own: Tensor, again: Mapping[str, Tensor]
     ) -> Tensor | None:
+        """What stands in place of the result `own`, if it is replaced."""
         place = call.step, str(call.op), call.call
-        wanted = self.values[place]
+        wanted = self.values.get(place, {})
         if slot not in wanted:
             return None
         load = wanted[slot]
@@ -127,7 +151,14 @@ class Grafts:
         return other
 
 
-def _wide(leaf: Any) -> Any:
+def _ends_with(path: str, end: str) -> bool:
+    """Whether a module's path ends with `end`; a graph may know no more of it than that."""
+    plain = path.partition("@")[0]
+    return plain == end or not end or end == ROOT or plain.endswith(f".{end}")
+
+
+def wide(leaf: Any) -> Any:
+    """A tensor or a dtype in float64, if it is one of floats."""
     if isinstance(leaf, torch.dtype):
         return torch.float64 if leaf.is_floating_point else leaf
     if isinstance(leaf, Tensor):

@@ -217,13 +217,19 @@ class Step:
         args = in_order(function, args)
         found, arguments = function_arguments(args, kwargs, function.positions)
         line = current_line() if self._line is None else self._line
-        is_grafted = self.grafts is not None and self.grafts.has(self.number, op, number)
+        if self.grafts is not None and self.grafts.hides(self.number, op, number):
+            return None
+        is_grafted = self.is_grafted(op, number)
         target = GRAFTED if is_grafted else function.target
         call = self.call(op, number, target, arguments, line)
         if self.tap.inputs and not self.outlet.is_taped and function.draws(args, kwargs):
             self.store(call, generator_for(found))
         self.inputs(call, found)
         return call
+
+    def is_grafted(self, op: str, number: int) -> bool:
+        """Whether other results stand in place of those of this call."""
+        return self.grafts is not None and self.grafts.has(self.number, op, number)
 
     def count(self, function: Function) -> tuple[str, int] | None:
         """The op that `function` is in the present scope, and the number of this call of it."""
