@@ -139,9 +139,7 @@ class Anchors:
         self.known[ours, theirs] = found.said
         return self.target.quantity(theirs)
 
-    def _is_cast(
-        self, shadow: Shadow, ours: ValueId, theirs: ValueId, quantity: Quantity
-    ) -> bool:
+    def _is_cast(self, shadow: Shadow, ours: ValueId, theirs: ValueId, quantity: Quantity) -> bool:
         """Whether the target's is golden's in its own dtype, which needs no levels."""
         golden = _as_recorded(quantity, shadow, ours)
         target = _as_recorded(self.target.quantity(theirs), self.target, theirs)
