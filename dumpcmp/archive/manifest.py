@@ -134,6 +134,10 @@ class Manifest:
         """The last seal, which depends on all lines; that of nothing is one too."""
         return self._seals[-1] if self.parts else xxh3_128_hexdigest(b"")
 
+    def has_seals(self, seals: Sequence[Any]) -> bool:
+        """Whether these are the seals of its lines."""
+        return list(seals) == list(self._seals)
+
     def write(self, directory: Path) -> None:
         """Write it into the directory of its rank; what run.json says of it is its `seal`."""
         lines = zip(self.parts, self._seals, strict=True)
@@ -194,8 +198,9 @@ def read_manifest(directory: Path, facts: Mapping[str, Any]) -> Manifest | None:
     if not seal or facts.get("complete") is not True:
         return None
     path = directory / MANIFEST_FILE
-    manifest = Manifest(tuple(_lines_of(path)))
-    if manifest.seal != seal:
+    parts, seals = _lines_of(path)
+    manifest = Manifest(parts)
+    if manifest.seal != seal or not manifest.has_seals(seals):
         raise ArchiveError(
             f"{path} is not the one that run.json names, which has the seal {str(seal)[:40]}",
             hint=_HINT,
@@ -203,7 +208,8 @@ def read_manifest(directory: Path, facts: Mapping[str, Any]) -> Manifest | None:
     return manifest
 
 
-def _lines_of(path: Path) -> list[PartCount]:
+def _lines_of(path: Path) -> tuple[tuple[PartCount, ...], list[Any]]:
+    """The parts, and the seal of each line."""
     width = len(MANIFEST_COLUMNS)
     try:
         told = path.lstat()
@@ -212,7 +218,7 @@ def _lines_of(path: Path) -> list[PartCount]:
         lines = json.loads(path.read_bytes())
         if not isinstance(lines, list) or any(len(line) != width for line in lines):
             raise ValueError("it is no list of parts")
-        return [PartCount.read(line[:-1]) for line in lines]
+        return tuple(PartCount.read(line[:-1]) for line in lines), [line[-1] for line in lines]
     except (OSError, ValueError, TypeError, RecursionError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ArchiveError(

@@ -253,6 +253,9 @@ class EffectJudge:
             return EffectFinding(Verdict.INCONCLUSIVE if is_open else Verdict.FAIL, said)
         if any(step.sides_with(Effect.EXCEPTION)):
             return None  # which says it
+        if effect is Effect.OPTIMIZER and _is_followed(self.golden if ours else self.target, call):
+            said = f"{who} run went on with another optimizer of the same parameters"
+            return EffectFinding(Verdict.SKIPPED, said)
         if effect in (Effect.TRAINING, Effect.OPTIMIZER):
             return self._steered_alone(effect, step, call, who, is_golden=bool(ours))
         if effect is Effect.INPUTS:
@@ -321,6 +324,17 @@ class EffectJudge:
             return EffectFinding(Verdict.SKIPPED, said)
         said = f"{who} {effect} is {_told(call)}; {other} archive does not record it: dump it again"
         return EffectFinding(Verdict.INCONCLUSIVE, said)
+
+
+def _is_followed(side: Side, call: Call) -> bool:
+    """Whether an effect of this name was recorded in a later step as well."""
+    later = (step for step in side.archive.steps(call.model) if step > call.step)
+    return any(
+        (other.op, other.call) == (call.op, call.call)
+        for step in later
+        for calls in side.archive.effects_at(call.model, step).values()
+        for other in calls
+    )
 
 
 def _of_its_own(golden: Call, target: Call) -> EffectFinding | None:

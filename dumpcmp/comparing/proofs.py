@@ -14,7 +14,7 @@ from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.side import Side, StepName
 from dumpcmp.nouns.arithmetic import keeps_statistics
-from dumpcmp.nouns.effects import Effect
+from dumpcmp.nouns.effects import Effect, effect_of
 from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
 from dumpcmp.nouns.row import Judgement, Row, Verdict, Why
@@ -81,6 +81,8 @@ class Proofs:
         self.remarks |= dict.fromkeys(proof.remarks)
         if proof.answer is ProofAnswer.SAME and proof.num_bridges:
             return rows  # what an optimizer did is judged by what it was given
+        if proof.answer is ProofAnswer.SAME and any(map(_is_other_result, rows)):
+            return rows  # each side is right by itself, and they leave other numbers behind
         if proof.answer is ProofAnswer.SAME:
             return [_excused(row, proof, golden, target) for row in rows]
         if proof.answer is ProofAnswer.UNKNOWN or proof.first is None:
@@ -140,6 +142,12 @@ def _is_closed(side: Side, place: StepName) -> bool:
 
 def _is_kept(record: Record) -> bool:
     return record.kept is Kept.FULL or record.problem == UNWRITTEN or record.same_as is not None
+
+
+def _is_other_result(row: Row) -> bool:
+    """Whether both sides have an effect of this name, and it is not the same."""
+    is_result = effect_of(row.key.op) in (Effect.RESULT, Effect.INPUTS, Effect.YIELDED)
+    return is_result and row.verdict.fails and row.metrics is not None
 
 
 def _excused(row: Row, proof: Proof, golden: Side, target: Side) -> Row:

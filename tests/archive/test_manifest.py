@@ -240,3 +240,17 @@ def test_lines_that_are_none_are_refused_in_a_sentence(line: Any, tmp_path: Path
     (tmp_path / "manifest.json").write_text(json.dumps([line]))
     with pytest.raises(ArchiveError, match=r"which run\.json names, cannot be read"):
         read_manifest(tmp_path, {"complete": True, "manifest": "x"})
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_every_column_of_a_line_is_held_against_the_seal(place: int, tmp_path: Path) -> None:
+    manifest = Manifest((LINE, PartCount("Model", 1, 0, {"output": 3}, "0" * 32)))
+    manifest.write(tmp_path)
+    facts = {"complete": True, "manifest": manifest.seal}
+    assert read_manifest(tmp_path, facts) == manifest
+    lines = json.loads((tmp_path / "manifest.json").read_text())
+    told = lines[0][place]
+    lines[0][place] = {"output": 4} if isinstance(told, dict) else told + type(told)(1)
+    (tmp_path / "manifest.json").write_text(json.dumps(lines))
+    with pytest.raises(ArchiveError, match=r"run\.json names"):
+        read_manifest(tmp_path, facts)

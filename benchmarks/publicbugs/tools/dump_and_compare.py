@@ -72,7 +72,7 @@ def _places(report: dict[str, Any], printed: str) -> list[Place]:
     flat = tuple(dict.fromkeys(number for group in ranks for number in group))
     if row is None:
         return _from_words(report["word"], flat)
-    effect = re.match(r"DIFFERENT \w+ at token \d+: (\S+) is ", report["word"])
+    effect = re.match(r"DIFFERENT \w+ at token \d+: (?:\w+: )?(\S+) is ", report["word"])
     slot = effect[1] if effect else row["slot"]
     first = _place(str(row["op"]), slot, flat, row["token"])
     also = re.search(r"computes it together with ([^\n]+)", printed)

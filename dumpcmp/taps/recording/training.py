@@ -168,15 +168,18 @@ class Training:
             if known.ref() is optimizer:
                 return known
         number = len(self._optimizers)
-        self._optimizers.append(_LastStep(optimizer, lambda _: self._put_gone(number)))
-        return self._optimizers[-1]
+        for place, known in enumerate(self._optimizers):
+            if known.is_followed_by(optimizer):  # a run that goes on from what was saved
+                number = place
+        one = _LastStep(optimizer, lambda _: self._put_gone(number, one))
+        self._optimizers[number : number + 1] = [one]
+        return one
 
-    def _put_gone(self, number: int) -> None:
+    def _put_gone(self, number: int, known: _LastStep) -> None:
         """Record an optimizer that goes before the run ends, if all of it is still there."""
         if HOLD.depth:
             return
         with HOLD, self._recorder.sparing(), DisableTorchFunction(), DisableTorchDispatch():
-            known = self._optimizers[number]
             told, step = known.told(), known.step
             is_quiet = self._recorder.active() is None and not self._is_traced()
             if told is not None and step is not None and is_quiet and records_effects(step):
@@ -270,6 +273,10 @@ class _LastStep:
                 for name, held in told.parts["state"].items()
             },
         }
+
+    def is_followed_by(self, optimizer: Optimizer) -> bool:
+        """Whether `optimizer`, a later one, is of the same parameters."""
+        return self._met == {id(p) for group in optimizer.param_groups for p in group["params"]}
 
     def told(self) -> _Told | None:
         """What it kept when it stepped last; None where some of it is gone."""
