@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.comparing.laying import Job, Task
 from dumpcmp.comparing.side import asked_now
 from dumpcmp.measure.divergence import kl_divergence
-from dumpcmp.measure.metric_process import MetricProcess
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.row import Measured, Own, Pair
 from dumpcmp.nouns.value import Kind, Value, dtype_named
+
+if TYPE_CHECKING:
+    from dumpcmp.measure.metric_process import MetricProcess
 
 _KL = "kl_divergence"
 _OURS = {_KL: kl_divergence}
@@ -78,6 +81,8 @@ def _check(name: str) -> None:
 @lru_cache(maxsize=1)
 def _process_for(_asked: str) -> MetricProcess:
     """The process that computes the user's metrics for one comparison."""
+    from dumpcmp.measure.metric_process import MetricProcess
+
     return MetricProcess()
 
 

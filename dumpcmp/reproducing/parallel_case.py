@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from dumpcmp.reproducing.case import ReproCase, ShownBy
-from dumpcmp.reproducing.parallel_region import ByRank, Join, RanksCode
+from dumpcmp.reproducing.parallel_region import Join, RanksCode, ValuesByRank
 from dumpcmp.reproducing.region import CodeRegion
 
 _TOGETHER = "together({name}(*{inputs}))"
@@ -113,13 +113,13 @@ class ParallelCase(ReproCase):
         return replace(smaller, expected=smaller.right_value())
 
 
-def right_of(code: RanksCode, values: ByRank, join: Join) -> Tensor:
+def right_of(code: RanksCode, values: ValuesByRank, join: Join) -> Tensor:
     """What `code` gives in float64, all ranks' results as one."""
     found = code.run_on_ranks(values)
     return join.of([found[rank] for rank in sorted(found)])
 
 
-def flat(by_rank: ByRank) -> dict[str, Tensor]:
+def flat(by_rank: ValuesByRank) -> dict[str, Tensor]:
     """Values of all ranks under one name each: ``1.x0``, or ``x0`` where all have the same."""
     names = dict.fromkeys(name for values in by_rank.values() for name in values)
     found: dict[str, Tensor] = {}

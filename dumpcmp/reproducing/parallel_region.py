@@ -24,7 +24,7 @@ _SPELLED = frozenset((
     Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST, Collective.ALL_GATHER,
     Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL,
 ))  # fmt: skip
-ByRank = Mapping[int, Mapping[str, Tensor]]  # values by variable, of each rank
+ValuesByRank = Mapping[int, Mapping[str, Tensor]]  # values by variable, of each rank
 
 
 def is_collective_call(call: Call) -> bool:
@@ -178,7 +178,7 @@ class RanksCode:
         del values
         raise Unreplayable("several ranks run it together")
 
-    def run_on_ranks(self, values: ByRank) -> dict[int, Tensor]:
+    def run_on_ranks(self, values: ValuesByRank) -> dict[int, Tensor]:
         """What each rank gets, in float64: all run until they wait for each other."""
         known = {rank: dict(values[rank]) for rank in self.regions}
         left = {rank: list(region.statements) for rank, region in self.regions.items()}

@@ -26,6 +26,7 @@ def main(fault):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        torch.rand(1)
     with torch.no_grad():
         if fault == "weight":
             model[0].bias.add_(0.5)

@@ -203,6 +203,7 @@ NO_TABLES = {
     "replay/indexing.py": "lines of which an OpTable is made",
     "replay/kinds.py": "lines of which an OpTable is made",
     "report/csvfile.py": "names of columns",
+    "report/earlier.py": "names of columns",
     "summary/packing.py": "names of numbers in a Summary",
     "summary/summary.py": "names of numbers in a Summary",
     "taps/inductor/views.py": "asked for nodes of aten's graphs alone, and says what runs them",
