@@ -31,6 +31,8 @@ class WorkerPool(ProcessPoolExecutor):
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_ignore_interrupts,
         )
+        # All begin together: one that begins while a pool breaks would have none of its pipes.
+        self._safe_to_dynamically_spawn_children = False
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Hand out a task. A pool that breaks just now shows it by errors of its own pipes."""
