@@ -10,7 +10,6 @@ from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.row import Row, Verdict, Why
 
-WEIGHTS_TELL = ": the weights that they make tell"  # of two classes that steer training
 _OF_STEPS = (Why.WIRED, Why.LEAF)  # weights that are not what golden's optimizer makes
 
 
@@ -18,13 +17,13 @@ _OF_STEPS = (Why.WIRED, Why.LEAF)  # weights that are not what golden's optimize
 class _Steered:
     """How training was steered otherwise than golden's, of one model."""
 
-    cause: Key | None  # None: one side alone shows it, and the first weight after it is the root
+    cause: Key | None  # None: nobody knows if it matters, and the first weight after it is the root
     said: str
     step: int  # the latest in which it was so
 
     def goes_on_in(self, row: Row) -> bool:
         """Whether a later step's row shows the same settings still."""
-        return row.cause == self.cause or row.reason.startswith(self.said)
+        return row.cause == self.cause or row.reason == self.said
 
 
 @dataclass(slots=True, eq=False)
@@ -61,13 +60,13 @@ class Steering:
 
     def _note(self, row: Row) -> None:
         model, step, known = row.key.model, row.key.step, self.models.get(row.key.model)
+        is_alone = row.golden_key is None or row.target_key is None
         if row.root:
             self.models[model] = _Steered(row.key, row.reason, step)
-        elif row.verdict in (Verdict.INCONCLUSIVE, Verdict.SKIPPED):
+        elif row.verdict is (Verdict.INCONCLUSIVE if is_alone else Verdict.SKIPPED):
             goes_on = known is not None and known.step in (step - 1, step)
             cause = known.cause if known is not None and goes_on else None
-            said = row.reason.partition(WEIGHTS_TELL)[0]
-            self.models[model] = _Steered(cause, said, step)
+            self.models[model] = _Steered(cause, row.reason, step)
         elif known is not None and row.verdict.fails and known.goes_on_in(row):
             known.step = step
 

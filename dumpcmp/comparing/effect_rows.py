@@ -12,7 +12,6 @@ from typing import Any
 
 from dumpcmp.align.counting import Counting
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.comparing.effect_causes import WEIGHTS_TELL
 from dumpcmp.comparing.effect_facts import first_generators, last_step, records_effects
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.rounding_spread import Spread
@@ -184,9 +183,9 @@ class EffectJudge:
         one, other = _object_of(ours), _object_of(theirs)
         one, other = (one, other) if one != other else (_kind_of(ours), _kind_of(theirs))
         said = f"golden trains with {one}, mine with {other}"
-        if all(records_effects(side.archive, Effect.STATE) for side in (self.golden, self.target)):
-            return EffectFinding(Verdict.SKIPPED, f"{said}{WEIGHTS_TELL}")
-        return EffectFinding(Verdict.INCONCLUSIVE, said)
+        sides = (self.golden.archive, self.target.archive)
+        has_weights = all(records_effects(side, Effect.STATE) for side in sides)
+        return EffectFinding(Verdict.SKIPPED if has_weights else Verdict.INCONCLUSIVE, said)
 
     def _of_trees(
         self, golden: EffectTree, target: EffectTree, rule: NumberRule

@@ -90,7 +90,7 @@ class Proofs:
         if proof.lone and (proof.first in proof.lone or not proof.first.is_confirmed):
             return rows  # what one side alone gives out has rows of its own
         if self._is_apart and proof.first.answer is ProofAnswer.DIFFERENT_START:
-            return _by_their_own_inputs(rows, proof)
+            return [_by_its_own_inputs(row, proof, target) for row in rows]
         return _Accusing(rows, golden, target, proof).accused(proof.findings, proof.first)
 
     def _earlier(self, place: StepName) -> Before | None:
@@ -144,21 +144,20 @@ def _is_kept(record: Record) -> bool:
     return record.kept is Kept.FULL or record.problem == UNWRITTEN or record.same_as is not None
 
 
-def _by_their_own_inputs(rows: Sequence[Row], proof: Proof) -> Sequence[Row]:
-    """`rows` of a step that goes on from what an earlier one did.
+def _by_its_own_inputs(row: Row, proof: Proof, target: Side) -> Row:
+    """A row of a step that goes on from what an earlier one did.
 
     A replay takes what golden's call took. Where the target's call was given something else, and
-    each call is right for what it was given, it was asked for something else.
+    is right for that, it was asked for something else.
     """
-    if any(each.answer in (ProofAnswer.WRONG, ProofAnswer.UNKNOWN) for each in proof.findings):
-        return rows
-    return [
-        replace(row, judgement=replace(row.judgement, reason=_ASKED, why=Why.CALL))
-        if row.root and row.verdict.fails and row.judgement.why is Why.INTRODUCED
-        and row.replay is not None and row.replay.is_known and not row.key.slot.is_weight
-        else row
-        for row in rows
-    ]  # fmt: skip
+    is_blamed = row.root and row.verdict.fails and row.judgement.why is Why.INTRODUCED
+    if not is_blamed or row.target_key is None:
+        return row
+    records = target.listing.values[row.target_key]
+    values = {ValueId(each.rank, row.target_key) for each in records}
+    if not values <= proof.right.get("target", set()):
+        return row
+    return replace(row, judgement=replace(row.judgement, reason=_ASKED, why=Why.CALL))
 
 
 def _is_other_result(row: Row) -> bool:

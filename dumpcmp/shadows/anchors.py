@@ -50,7 +50,6 @@ class Anchors:
     refused: list[Refusal] = field(default_factory=list)
     _own: set[int] = field(init=False)
     _calls: dict[tuple[int, Op, int], Node] = field(init=False)
-    _names: dict[ValueId, list[Key]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._own = {id(each) for each in self.target.quantities.values()}
@@ -59,9 +58,6 @@ class Anchors:
             for node in self.target.program.nodes
             if node.own is None
         }
-        self._names = {}
-        for place, value in self.golden.places.items():
-            self._names.setdefault(value, []).append(place.key)
 
     def settle(self, shadow: Shadow) -> None:
         """Let weights that the target has as codes be what it makes of them: its start."""
@@ -198,7 +194,8 @@ class Anchors:
         The module that made it tells more than those around it.
         """
         program = self.target.program
-        names = [key for key in self._names.get(value, ()) if not key.slot.is_input]
+        slots = self.golden.slots_of.get(value, ())
+        names = [slot.key for slot in slots if not slot.key.slot.is_input]
         for key in sorted(names, key=lambda key: key.op.module != node.call.op.module):
             there = Key(program.model, program.step, key.op, key.call, key.slot)
             place = ValueId(value.rank, there)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -107,6 +108,14 @@ class Program:
             for value in node.gives.values():
                 producers.setdefault(value, node)
         self.producers, self.consumers = producers, consumers
+
+    @cached_property
+    def slots_of(self) -> Mapping[ValueId, Sequence[ValueId]]:
+        """All slots that hold a value, which `places` has the other way round."""
+        found: dict[ValueId, list[ValueId]] = {}
+        for place, value in self.places.items():
+            found.setdefault(value, []).append(place)
+        return found
 
     @property
     def ranks(self) -> set[int]:

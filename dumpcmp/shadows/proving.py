@@ -95,6 +95,8 @@ class Proof:
     remarks: list[str] = field(default_factory=list)
     shown: dict[str, set[ValueId]] = field(default_factory=dict)  # what effects that are the same
     # on both sides depend on, by side, where all calls behind them are right
+    right: dict[str, set[ValueId]] = field(default_factory=dict)  # what calls gave that effects
+    # depend on, by side, where each computed what it was asked for
     idle: dict[str, set[ValueId]] = field(default_factory=dict)  # what nothing was made of, by side
     buffers: set[str] = field(default_factory=set)  # that are left the same, by golden's names
     lone: list[ProofFinding] = field(default_factory=list)  # effects that one side alone has
@@ -481,8 +483,11 @@ class StepProof:
                 if node in needed and _signature(program, node) not in settled
             ]  # fmt: skip
             self.proof.num_calls += len(needed)
-            for finding in check_kernels(archive, program, nodes):
+            found = list(check_kernels(archive, program, nodes))
+            for finding in found:
                 self._add_kernel(side, finding)
+            if not found:
+                self.proof.right[side] = {v for node in needed for v in node.gives.values()}
 
     def _add_kernel(self, side: str, finding: KernelFinding) -> None:
         node = finding.node

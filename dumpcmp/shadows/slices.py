@@ -94,15 +94,14 @@ class Marginals:
             return None
         (dim,) = unequal
         own, held = Marginals(part).along(dim), self.along(dim)
-        least = 2 * SAME * own[0].clamp(min=float(own[0].mean()))
-        indices, at = [], 0
-        for place in range(own.shape[1]):
-            apart = (held[:, at:] - own[:, place : place + 1]).abs() <= least[place]
-            near = apart.all(0).nonzero()
-            if not near.numel():
+        room = (2 * SAME * own[0].clamp(min=float(own[0].mean()))).tolist()
+        wanted, found = own.T.tolist(), enumerate(held.T.tolist())
+        indices = []
+        for least, sums in zip(room, wanted, strict=True):
+            place = next((at for at, other in found if _are_near(sums, other, least)), None)
+            if place is None:
                 return None
-            at += int(near[0]) + 1
-            indices.append(at - 1)
+            indices.append(place)
         chosen = self.tensor.index_select(dim, torch.tensor(indices, device=self.tensor.device))
         return (dim, indices) if same_elements(part, chosen) else None
 
@@ -116,6 +115,10 @@ class Marginals:
                 continue
             for stride in _STRIDES:
                 yield from _windows(self.along(dim), part, dim, count, stride)
+
+
+def _are_near(one: Sequence[float], other: Sequence[float], least: float) -> bool:
+    return all(abs(a - b) <= least for a, b in zip(one, other, strict=True))
 
 
 def _windows(

@@ -262,10 +262,8 @@ def _name(program: Program, value: ValueId) -> NameInProgram:
 
 def _taken_as(shadow: Shadow, value: ValueId) -> Iterator[NameInProgram]:
     """The names that a weight has where calls take it."""
-    places = shadow.program.places.items() if value.key.slot.is_weight else ()
-    for place, other in places:
-        if other == value and place.rank == value.rank:
-            yield place.key.op, place.key.call, place.key.slot
+    slots = shadow.program.slots_of.get(value, ()) if value.key.slot.is_weight else ()
+    return ((at.key.op, at.key.call, at.key.slot) for at in slots if at.rank == value.rank)
 
 
 def _is_cast(shadow: Shadow, ours: Record, theirs: Record, target: Quantity) -> bool:

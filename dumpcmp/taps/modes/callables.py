@@ -27,7 +27,7 @@ _HOOKS = "enter_exit_hooks"  # dynamo runs those of its context around each call
 WRAPPER = "compile_wrapper"  # the frame that runs them, outside of what dynamo traces
 
 
-HIDDEN = object()
+HIDDEN = object()  # what a call gave that raised, or whose result torch keeps to itself
 
 
 def is_traced() -> bool:
@@ -64,7 +64,7 @@ class CompiledCall:
 
     @staticmethod
     def result() -> Any:
-        """What the call that is being left gave; HIDDEN where it raised, or torch hides it."""
+        """What the call that is being left gave, or HIDDEN."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_name != WRAPPER:
             frame = frame.f_back

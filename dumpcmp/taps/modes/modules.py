@@ -77,6 +77,7 @@ UNRECORDED_BODIES = (
     "what the functions compute that torch.cond and other control flow ops take is not recorded "
     "where gradients are: capture in mode fx to see it"
 )
+UNSEEN_RESULTS = "what compiled functions return is not recorded: this torch does not show it"
 _ENVIRONMENT = "torch._higher_order_ops.utils:setup_compilation_env"
 _KEEPS_ENVIRONMENT = "torch.nn.attention.flex_attention"  # once imported; it is not meant
 
@@ -411,6 +412,7 @@ class ModuleCapture:
                 raised(step, error)
                 return None
             if result is callables.HIDDEN:
+                self.recorder.note_lacking(UNSEEN_RESULTS)
                 return None
             shown = returned(step, result)
         except Exception as trouble:

@@ -71,7 +71,7 @@ def put_changed(
 def _named(root: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The arguments of a call of `root`, a module or a function, by the names that it has for them.
 
-    A function is given what it closes over, too.
+    A function is given tensors that it closes over, too.
     """
     called = root.forward if isinstance(root, nn.Module) else root
     code = getattr(called, "__code__", None)
@@ -84,16 +84,16 @@ def _named(root: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[st
     yield from kwargs.items()
     if isinstance(called, FunctionType) and called is root:
         for name, cell in zip(called.__code__.co_freevars, called.__closure__ or (), strict=True):
-            if name not in kwargs and _is_filled(cell):
-                yield name, cell.cell_contents
+            value = _content(cell)
+            if isinstance(value, Tensor) and name not in kwargs:
+                yield name, value
 
 
-def _is_filled(cell: CellType) -> bool:
+def _content(cell: CellType) -> Any:
     try:
-        cell.cell_contents  # noqa: B018
+        return cell.cell_contents
     except ValueError:  # an empty one
-        return False
-    return True
+        return None
 
 
 def _argument(name: str, value: Any) -> _Argument:

@@ -79,7 +79,7 @@ class Training:
 
     def begin(self) -> None:
         """A step begins. What was drawn before the first one, as for weights, is not of the run."""
-        if not self._has_begun:
+        if not (self._has_begun or self._recorder.is_taped):
             with HOLD, self._recorder.sparing(), DisableTorchFunction(), DisableTorchDispatch():
                 self._began, self._has_begun = _generators(), True
 
@@ -331,8 +331,10 @@ def _kept_before(optimizer: Optimizer) -> dict[str, Any]:
     held = next((dict(optimizer.state[p]) for p in listed if optimizer.state.get(p)), {})
     told: dict[str, Any] = {"state_before": ", ".join(sorted(map(str, held))) or "nothing"}
     number = held.get("step")
-    if isinstance(number, int | float) or (isinstance(number, Tensor) and number.is_cpu):
-        told["steps_before"] = float(number)  # of a tensor, which the step is about to change
+    if type(number) is Tensor and number.is_cpu and number.numel() == 1:
+        number = number.item()  # of a tensor, which the step is about to change
+    if isinstance(number, int | float):
+        told["steps_before"] = float(number)
     return told
 
 

@@ -132,9 +132,12 @@ class Outlet:
         try:
             yield
         except Exception as error:
-            said = f"an effect is not recorded: {type(error).__name__}: {error}"
-            if said not in self.lacking:
-                self.lacking.append(said)
+            self.note_lacking(f"an effect is not recorded: {type(error).__name__}: {error}")
+
+    def note_lacking(self, said: str) -> None:
+        """Note once what is not recorded."""
+        if said not in self.lacking:
+            self.lacking.append(said)
 
     def give_up(self, error: Exception) -> None:
         """Record nothing more, since `error` came up in recording: the program goes on.
