@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
+import sys
 import tempfile
 import threading
 import warnings
@@ -769,7 +770,7 @@ class Wrapped(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        Wrapped.seen.append(str(func))
+        Wrapped.seen.append(f"{func} in {sys._getframe().f_code.co_name}")
         from torch.utils._pytree import tree_map
 
         opened = tree_map(

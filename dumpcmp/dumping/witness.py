@@ -35,6 +35,7 @@ KERNEL, CALLS, BINARY, START, OUTPUT, GRADIENT, STATE, STDOUT, ENDING = KINDS = 
     "ending",
 )  # fmt: skip
 WitnessNote = tuple[str, str, str]
+Names = dict[str, Any]  # of a module of generated code
 UNWRITTEN = "unwritten"  # the digest of memory that nothing writes
 
 _CALL_ATTRIBUTE = "_compiled_call_impl"  # of nn.Module: what its __call__ runs, where it is set
@@ -55,11 +56,11 @@ class WitnessNotes:
         self.findings: list[WitnessNote] = []
         self.num_codes = 0
         self.is_repeated = True  # whether what ran is all seen: CUDA graphs replay unseen
-        self._numbers: dict[str, int] = {}  # of generated code, by path
+        self._numbers: dict[int, int] = {}  # of generated code, by its names: two may have a path
         self._backward: set[int] = set()  # code that is given what forward left for it
         self._loaded: list[tuple[int, ModuleType]] = []
         self._given: dict[int, list[Any]] = {}  # to code that is no backward, when it last ran
-        self._num_runs: dict[str, int] = {}
+        self._num_runs: dict[int | str, int] = {}  # of generated code, and of modules by name
         self._root: Any = None  # the module that was called last
         self._lock = threading.RLock()
 
@@ -74,10 +75,10 @@ class WitnessNotes:
 
     # Generated code
 
-    def load(self, path: str, source: str, module: ModuleType | None = None) -> None:
+    def load(self, source: str, module: ModuleType) -> None:
         """Note a piece of generated code: its kernels, and how it calls them."""
         with self._lock:
-            number = self._numbers[path] = self.num_codes
+            number = self._numbers[id(vars(module))] = self.num_codes
             self.num_codes += 1
         graph = f"graph {number} ({kind_of(source)})"
         if kind_of(source) == "backward":
@@ -85,15 +86,14 @@ class WitnessNotes:
         for name, kernel in kernels_of(source):
             self.note(KERNEL, f"{name} of {graph}", text_digest(kernel))
         self.note(CALLS, graph, text_digest(calls_of(source)))
-        if module is not None:
-            self._loaded.append((number, module))
+        self._loaded.append((number, module))
 
     def run(
-        self, path: str, inputs: Sequence[Any], outputs: object, left_out: Sequence[int]
+        self, names: Names, inputs: Sequence[Any], outputs: object, left_out: Sequence[int]
     ) -> None:
-        """Note one run of generated code."""
-        number = self._numbers.get(path, -1)
-        count = self._num_runs[path] = self._num_runs.get(path, -1) + 1
+        """Note one run of generated code, which is told by its `names`."""
+        number = self._numbers.get(id(names), -1)
+        count = self._num_runs[number] = self._num_runs.get(number, -1) + 1
         run = f"run {count} of graph {number}"
         given = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
         for position, value in enumerate(given):
@@ -105,10 +105,10 @@ class WitnessNotes:
         if number not in self._backward:
             self._given[number] = list(inputs)
 
-    def begin(self, path: str, inputs: Sequence[Any]) -> None:
+    def begin(self, names: Names, inputs: Sequence[Any]) -> None:
         """Note what the first run of all generated code begins with."""
         if not self._num_runs:
-            self.note_all(START, f"graph {self._numbers.get(path, -1)}", list(inputs))
+            self.note_all(START, f"graph {self._numbers.get(id(names), -1)}", list(inputs))
 
     def replays(self) -> None:
         """Code runs inside of a CUDA graph, where it cannot be looked at."""
@@ -281,9 +281,9 @@ def code_loads(evidence: WitnessNotes, unwrap: Unwrap, watches_runs: bool) -> It
         def load(cls: Any, key: str, path: str, *args: Any, **kwargs: Any) -> Any:
             module = original.__get__(None, cls)(key, path, *args, **kwargs)
             if hasattr(module, "call") and (source := unwrap(Path(path).read_text())) is not None:
-                evidence.load(path, source, module)
+                evidence.load(source, module)
                 if watches_runs:
-                    module.call = _watched(evidence, path, module.call)
+                    module.call = _watched(evidence, vars(module), module.call)
             return module
 
         cache.load_by_key_path = classmethod(load)
@@ -293,7 +293,7 @@ def code_loads(evidence: WitnessNotes, unwrap: Unwrap, watches_runs: bool) -> It
         yield
 
 
-def _watched(evidence: WitnessNotes, path: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def _watched(evidence: WitnessNotes, names: Names, call: Callable[..., Any]) -> Callable[..., Any]:
     """`call`, the entry of generated code, with what it takes and gives noted."""
     torch = sys.modules["torch"]
 
@@ -302,9 +302,9 @@ def _watched(evidence: WitnessNotes, path: str, call: Callable[..., Any]) -> Cal
             evidence.replays()
             return call(args)
         inputs = list(args)
-        evidence.begin(path, inputs)
+        evidence.begin(names, inputs)
         outputs = call(args)
-        evidence.run(path, inputs, outputs, ())
+        evidence.run(names, inputs, outputs, ())
         return outputs
 
     return watched

@@ -222,10 +222,9 @@ def cudnn_batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
     training: bool, momentum: float, eps: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """A batch norm; what it reserves for its backward is nobody's."""
-    moments = [None if each is None else each.clone() for each in (mean, var)]
+    """A batch norm, which follows its moments; what it reserves for its backward is nobody's."""
     found: tuple[Tensor, ...] = torch.ops.aten.native_batch_norm(
-        x, weight, bias, *moments, training, momentum, eps
+        x, weight, bias, mean, var, training, momentum, eps
     )
     return found
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -148,6 +149,18 @@ def test_digests_tell_bits_kinds_and_shapes_apart() -> None:
     assert len(set(digests.values())) == len(digests)
     strided = torch.tensor([[1.0, 9.0], [-0.0, 9.0]])[:, 0]
     assert witness.digest_of(strided) == digests["float32"]
+
+
+def test_layers_that_have_the_same_code_are_told_apart() -> None:
+    evidence = witness.WitnessNotes(compiled=True)
+    layers = [ModuleType("layer"), ModuleType("layer")]
+    for layer in layers:
+        evidence.load("def call(args): ...", layer)
+        evidence.run(vars(layer), [], [torch.ones(2)], ())
+    evidence.run(vars(layers[0]), [], [torch.ones(2)], ())
+    outputs = [label for kind, label, _ in evidence.findings if kind == witness.OUTPUT]
+    wanted = ["run 0 of graph 0", "run 0 of graph 1", "run 1 of graph 0"]
+    assert outputs == [f"output 0 of {run}" for run in wanted]
 
 
 def encoder() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:

@@ -25,6 +25,7 @@ STYLES = (
     "autograd: a custom Function",
     "warnings: of the program and of torch",
     "recursion: a limit that the program sets",
+    "classes: a wrapper that answers the dispatcher",
 )
 AT_LENGTH = (
     "classes: a subclass of Tensor as input",

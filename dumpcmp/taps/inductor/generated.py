@@ -36,12 +36,12 @@ Generated = Callable[[list[Any]], Any]  # the entry of generated code
 
 
 class RunEvidence(Protocol):
-    """What is told of each run of generated code, which is known by its path."""
+    """What is told of each run of generated code, which is known by the names of its module."""
 
-    def begin(self, path: str, inputs: Sequence[Any]) -> None: ...
+    def begin(self, names: dict[str, Any], inputs: Sequence[Any]) -> None: ...
 
     def run(
-        self, path: str, inputs: Sequence[Any], outputs: object, left_out: Sequence[int]
+        self, names: dict[str, Any], inputs: Sequence[Any], outputs: object, left_out: Sequence[int]
     ) -> None: ...
 
     def replays(self) -> None: ...
@@ -131,7 +131,7 @@ class TappedGraph:
     """
 
     def __init__(self, names: dict[str, Any], table: str) -> None:
-        self.path = Path(names["__file__"])
+        self.names, self.path = names, Path(names["__file__"])
         self.table = read_table(table)
         self.kernel_of = kernel_of_each_op(self.table)
         self.twin = TwinGraph(self.table, names, _twin_tap) if self.table.twin else None
@@ -168,9 +168,9 @@ def _observed(
     given: Sequence[Any] | None = None,
 ) -> Any:
     """Run `call` and record what it computes; what a CUDA graph has `given` for it goes on."""
-    inputs, evidence, path = list(args), tapping.evidence, str(graph.path)
+    inputs, evidence = list(args), tapping.evidence
     if evidence is not None and given is None:
-        evidence.begin(path, inputs)
+        evidence.begin(graph.names, inputs)
     outer, _thread.run = _thread.run, _begin(tapping, graph, inputs)
     try:
         if given is None:
@@ -188,7 +188,7 @@ def _observed(
     finally:
         _thread.run = outer
     if evidence is not None and given is None:
-        evidence.run(path, inputs, outputs, graph.table.unwritten)
+        evidence.run(graph.names, inputs, outputs, graph.table.unwritten)
     elif evidence is not None:
         evidence.replays()
     return outputs

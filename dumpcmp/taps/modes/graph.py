@@ -38,6 +38,7 @@ from dumpcmp.taps.recording.step import Step
 _NEW = (nn.UninitializedParameter, nn.UninitializedBuffer)
 _FRAMES = 2  # that torch.compile and `calling` put around the program's
 _CONVERT = "torch._dynamo.convert_frame:ConvertFrame.__call__"
+_DISPATCH = "__torch_dispatch__"  # of classes of tensors: what the dispatcher asks
 
 
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,9 +180,13 @@ class GraphCapture(ModuleCapture):
         """Have dynamo trace a frame; one that it fails at runs as it is, recorded as in eager mode.
 
         The program would not be traced without a capture, and must not hear of it. What is wrong
-        with the program itself, it then hears from its own code.
+        with the program itself, it then hears from its own code. What answers the dispatcher is
+        beneath the functions that are recorded, and is not traced.
         """
-        mode = self._here.mode
+        code, mode = args[1].f_code, self._here.mode
+        if code.co_name == _DISPATCH and self._traces_for_us():
+            self._failed.append(code)
+            return _left_to_python(is_deep=True)
         try:
             with (
                 nullcontext() if mode is None else mode.in_python(),
@@ -192,8 +197,8 @@ class GraphCapture(ModuleCapture):
             causes = list(_causes(error))
             if not self._traces_for_us() or any(isinstance(e, CaptureError) for e in causes):
                 raise
-            frame, is_deep = args[1], any(isinstance(e, RecursionError) for e in causes)
-        self._failed.append(frame.f_code)
+            is_deep = any(isinstance(e, RecursionError) for e in causes)
+        self._failed.append(code)
         return _left_to_python(is_deep)
 
     def _forget(self) -> None:
