@@ -293,7 +293,9 @@ def code_loads(evidence: WitnessNotes, unwrap: Unwrap, watches_runs: bool) -> It
         yield
 
 
-def _watched(evidence: WitnessNotes, names: CodeNames, call: Callable[..., Any]) -> Callable[..., Any]:
+def _watched(
+    evidence: WitnessNotes, names: CodeNames, call: Callable[..., Any]
+) -> Callable[..., Any]:
     """`call`, the entry of generated code, with what it takes and gives noted."""
     torch = sys.modules["torch"]
 
