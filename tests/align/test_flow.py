@@ -197,3 +197,27 @@ def test_a_value_is_an_earlier_one_where_it_is_that_on_every_rank(
         wanted[1] = replace(wanted[1], same_as=None, digest="labels")
     flow = Flow.of(Listing({ids: tuple(given), labels: tuple(wanted)}, num_ranks=2))
     assert (flow.strand(ids) == flow.strand(labels)) is is_everywhere
+
+
+@torch.library.custom_op("dumpcmp_tests::squashed", mutates_args=())
+def squashed(x: Tensor) -> Tensor:
+    return torch.tanh(x)
+
+
+@squashed.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def by_function(net: Net, x: Tensor) -> Any:
+    return net.two(torch.tanh(x @ net.two.weight))
+
+
+def by_custom_op(net: Net, x: Tensor) -> Any:
+    return net.two(1.01 * squashed(x @ net.two.weight))
+
+
+def test_two_values_stand_beside_each_other_once(tmp_path: Path) -> None:
+    rows = compared(tmp_path, by_function, by_custom_op).rows
+    pairs = Counter((row.golden_key, row.target_key) for row in rows)
+    assert [pair for pair, number in pairs.items() if number > 1] == []
