@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 import torch
@@ -98,13 +101,43 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("golden") / "d1")
 
 
+# An interpreter that does not find this package, and has torch at hand: to import it takes seconds.
+# It forks for each script that it reads the name of, with arguments and a file for what it says.
+AT_HAND = """
+import json, os, runpy, sys
+sys.modules["dumpcmp"] = None
+import torch._dynamo  # as torch.optim does
+
+for line in sys.stdin:
+    said, *sys.argv = json.loads(line)
+    child = os.fork()
+    if not child:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+os.dup2(os.open(said, os.O_WRONLY), 2)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@cache
+def at_hand() -> subprocess.Popen[str]:
+    """Ends when it can read no more, as this process ends."""
+    command = [sys.executable, "-I", "-c", AT_HAND]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+
 def ends(made: dumpcmp.Repro, *arguments: str) -> tuple[int, str]:
-    """How the script ends in a process that does not find this package."""
-    code = "import runpy, sys; sys.modules['dumpcmp'] = None; sys.argv = sys.argv[1:]; "
-    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
-    command = [sys.executable, "-I", "-c", code, str(made.path / "repro.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, done.stderr
+    """How the script ends in a process that does not find this package, and what it says."""
+    forking = at_hand()
+    assert forking.stdin and forking.stdout
+    with NamedTemporaryFile("r") as said:
+        words = [said.name, str(made.path / "repro.py"), *arguments]
+        print(json.dumps(words), file=forking.stdin, flush=True)
+        return int(forking.stdout.readline()), said.read()
 
 
 OFTEN = ("scaled", "op missing", "weight")  # one of each kind; the others are further cases
