@@ -38,7 +38,7 @@ def forget_machine(path: Path) -> None:
     facts = json.loads(path.read_text())
     for name in OF_THIS_MACHINE:
         del facts["run"][name]
-    path.write_text(json.dumps(facts, indent=1) + "\n")
+    path.write_text(run_text(facts))
 
 
 if __name__ == "__main__":
