@@ -46,10 +46,10 @@ CLEAN = [
     ("golden-one", "sequence-2"),
     ("golden-experts", "experts-2"),
     ("golden-plain", "fsdp-tp-4"),
-    ("megatron-2", "megatron-4"),
     ("fsdp-2", "ddp-2"),
 ]
 LONG = [
+    ("megatron-2", "megatron-4"),
     ("golden-plain", "dtensor-4"),
     ("golden-fused", "megatron-4"),
     ("dtensor-2", "dtensor-4"),

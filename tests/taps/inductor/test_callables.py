@@ -136,6 +136,7 @@ WITHOUT_TWINS = (
 
 LONG = (
     "modules of torch itself",
+    "a function without any module",
     "a bound method, and a model, in one graph",
     "a checkpointed region",
 )
