@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from dumpcmp import demo
+from dumpcmp.archive.paths import run_text
 from dumpcmp.dumping.capturing import capture
 from dumpcmp.faults import Fault, on_output, planted, zero_channel
 
