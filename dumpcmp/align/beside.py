@@ -164,17 +164,26 @@ def laid_beside(sweep: Sweep, pairs: Sequence[Pair]) -> list[Pair]:
     there = _Looks(sweep.theirs, sweep.same, sweep.sides.terms.__getitem__, seen)
     ours |= here.beside(there, (pair.golden for pair in pairs if pair.target is None))
     theirs |= there.beside(here, (pair.target for pair in pairs if pair.golden is None))
-    placed: list[Pair] = []
-    laid: set[tuple[Key, Key]] = set()  # two that stand alone are laid beside each other once
+    placed = []
     for pair in pairs:
         golden = pair.golden or theirs.get(pair.target)
         target = pair.target or ours.get(pair.golden)
-        if pair.both or not (golden and target and sweep.sides.may_be_one(golden, target)):
-            placed.append(pair)
-        elif (golden, target) not in laid:
-            laid.add((golden, target))
-            placed.append(Pair(golden, target, PairedBy.VALUE))
+        found = not pair.both and golden and target and sweep.sides.may_be_one(golden, target)
+        placed.append(Pair(golden, target, PairedBy.VALUE) if found else pair)
     return placed
+
+
+def each_once(pairs: Iterable[Pair]) -> list[Pair]:
+    """`pairs`, of which two that stood alone may have been laid beside each other from both."""
+    laid: set[tuple[Key | None, Key | None]] = set()
+    found = []
+    for pair in pairs:
+        is_again = pair.by is PairedBy.VALUE and (pair.golden, pair.target) in laid
+        if not is_again:
+            found.append(pair)
+        if pair.by is PairedBy.VALUE:
+            laid.add((pair.golden, pair.target))
+    return found
 
 
 def _as_seen(sides: Partners) -> Callable[[Extents], Extents]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from dumpcmp.align.beside import laid_beside, left_values, paired_values
+from dumpcmp.align.beside import each_once, laid_beside, left_values, paired_values
 from dumpcmp.align.chunks import beside_parts
 from dumpcmp.align.counting import AS_COUNTED, Counting
 from dumpcmp.align.gradient_terms import without_terms
@@ -84,7 +84,7 @@ def _pair_model(
     is in no other.
     """
     sides = Partners(golden, target, renaming, in_golden_terms(golden, target, counting), turns)
-    pairs = _by_flow(sides) if sides.is_whole else by_names(sides)
+    pairs = each_once(_by_flow(sides) if sides.is_whole else by_names(sides))
     if any(call.kernel for call in target.calls.values()):
         pairs = list(by_provenance(pairs, golden, target, sides.kernel_of))
     pairs = list(beside_parts(pairs, golden, target))

@@ -51,7 +51,9 @@ def _held(
         for rank, (value, layout) in enumerate(zip(values, layouts, strict=True))
         if rank not in missing
     )
-    facts = RunFacts(len(values), declared or Declarations(), dict.fromkeys(missing, "is missing"))
+    facts = RunFacts(
+        len(values), declared or Declarations(), {range(n, n + 1): "is missing" for n in missing}
+    )
     return Held(records, lambda record: values[record.rank], facts)
 
 
