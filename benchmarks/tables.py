@@ -19,6 +19,7 @@ TABLES: dict[str, str] = {
     "truth-cost": "truth.cost",
     "truth-held-out": "truth.held_out",
     "unseen": "unseen",
+    "op-samples": "op_samples",
     "check": "check_cost",
     "rounding": "rounding",
     "compare": "compare",

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from dumpcmp import demo
+from dumpcmp.archive.paths import run_text
 from dumpcmp.dumping.capturing import capture
 from dumpcmp.faults import Fault, on_output, planted, zero_channel
 
@@ -38,7 +39,7 @@ def forget_machine(path: Path) -> None:
     facts = json.loads(path.read_text())
     for name in OF_THIS_MACHINE:
         del facts["run"][name]
-    path.write_text(json.dumps(facts, indent=1) + "\n")
+    path.write_text(run_text(facts))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """How the tests share the machine: which of them run on one worker, and on how many threads."""
 
+import fcntl
 import gc
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,12 +45,22 @@ TOGETHER = {
 }
 
 
+# What takes long in few tests begins first: xdist would leave it to the end, and workers idle.
+FIRST = ("distributed", "inductor", "docs/test_blocks.py", "laws/test_laws.py")
+
+
 class Together(LoadScopeScheduling):  # type: ignore[misc]
     """Gives each test file a worker; files that share runs share one."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::")[0].removeprefix("tests/")
         return next((name for start, name in TOGETHER.items() if path.startswith(start)), path)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        waiting = [scope for scope in FIRST if scope in self.workqueue]
+        for scope in waiting[:1]:
+            self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
@@ -61,6 +72,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before pytest leaves out what is marked ``long``."""
     leave_the_rest_to_long_runs(items)
+
+
+# The first worker imports the tests before the others: what it had to compile they find compiled.
+TURN = Path(__file__).open()  # noqa: SIM115  # a process that ends in any way lets go of it
+
+
+def pytest_configure() -> None:
+    """Have the first worker begin, which xdist starts before the others."""
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
+        fcntl.flock(TURN, fcntl.LOCK_EX)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Wait for the first worker, or let the others begin."""
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
+        fcntl.flock(TURN, fcntl.LOCK_SH)
+    result = yield
+    TURN.close()
+    return result
 
 
 def pytest_collection_finish() -> None:

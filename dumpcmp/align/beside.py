@@ -164,12 +164,16 @@ def laid_beside(sweep: Sweep, pairs: Sequence[Pair]) -> list[Pair]:
     there = _Looks(sweep.theirs, sweep.same, sweep.sides.terms.__getitem__, seen)
     ours |= here.beside(there, (pair.golden for pair in pairs if pair.target is None))
     theirs |= there.beside(here, (pair.target for pair in pairs if pair.golden is None))
-    placed = []
+    placed: list[Pair] = []
+    laid: set[tuple[Key, Key]] = set()  # two that stand alone are laid beside each other once
     for pair in pairs:
         golden = pair.golden or theirs.get(pair.target)
         target = pair.target or ours.get(pair.golden)
-        found = not pair.both and golden and target and sweep.sides.may_be_one(golden, target)
-        placed.append(Pair(golden, target, PairedBy.VALUE) if found else pair)
+        if pair.both or not (golden and target and sweep.sides.may_be_one(golden, target)):
+            placed.append(pair)
+        elif (golden, target) not in laid:
+            laid.add((golden, target))
+            placed.append(Pair(golden, target, PairedBy.VALUE))
     return placed
 
 

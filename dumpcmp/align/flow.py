@@ -53,7 +53,7 @@ class Flow:
         """Number the strands of a run."""
         flow = cls(listing)
         flow._number()
-        seen: dict[tuple[str, int, Content], Strand] = {}
+        seen: dict[tuple[object, ...], Strand] = {}
         done: dict[Expression, list[Strand]] = {}
         for site, keys in listing.sites.items():
             if site.op.is_module:
@@ -72,8 +72,8 @@ class Flow:
     def _number(self) -> None:
         """Give every value the number of its first appearance."""
         firsts: dict[Key, Strand] = {}
-        for key, (record, *_) in self.listing.values.items():
-            self._of[key] = firsts.setdefault(record.same_as or key, len(firsts))
+        for key in self.listing.values:
+            self._of[key] = firsts.setdefault(self.listing.first(key), len(firsts))
         self._parent.extend(range(len(firsts)))
 
     def root(self, strand: Strand) -> Strand:
@@ -88,18 +88,15 @@ class Flow:
             strand = parent[strand]
         return strand
 
-    def _see(
-        self, seen: dict[tuple[str, int, Content], Strand], site: Site, keys: list[Key]
-    ) -> None:
-        """Values without a link that are, to the bit, ones that the step had before."""
+    def _see(self, seen: dict[tuple[object, ...], Strand], site: Site, keys: list[Key]) -> None:
+        """Values without a link that are, to the bit and on every rank, ones that were before."""
         for key in keys:
-            record = self.listing.record(key)
-            if key.slot.is_gradient or record.same_as is not None:
+            if key.slot.is_gradient or key in self.listing.links:
                 continue
-            content = content_of(record)
-            if content is None:
+            contents = [content_of(record) for record in self.listing.values[key]]
+            if None in contents:
                 continue
-            where = (site.model, site.step, content)
+            where = (site.model, site.step, *contents)
             if key.slot.is_input and where in seen:
                 self._parent[self.strand(key)] = self._find(seen[where])
             else:

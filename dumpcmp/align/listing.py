@@ -66,4 +66,4 @@ class Listing:
 
     def first(self, key: Key) -> Key:
         """The first appearance in the run of the value that `key` is."""
-        return self.record(key).same_as or key
+        return self.links.get(key, key)

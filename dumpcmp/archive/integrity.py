@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def _mended_there(url: RemotePath, tell: StepsTold | None) -> Audit:
 
 def _audit(archive: Archive, repair: bool, workers: Executor, tell: StepsTold | None) -> Audit:
     flaws: list[Flaw] = []
-    if missing := listed(archive.missing_ranks):
+    if missing := listed(chain.from_iterable(archive.missing_runs)):
         flaws.append(Flaw(archive.path, f"rank {missing} of {archive.world_size} is missing"))
     ranks = [
         _RankAudit(directory, RankDirectory(archive.path, rank, world_size), repair)

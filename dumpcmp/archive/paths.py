@@ -244,12 +244,26 @@ def read_run(directory: Path) -> dict[str, Any]:
         if told.st_size > RUN.nbytes or not stat.S_ISREG(told.st_mode):
             return {}
         facts = json.loads(path.read_bytes())
+        is_known = isinstance(facts, dict) and facts.get("schema") in schema.KNOWN_VERSIONS
+        if is_known and facts.get("digest") not in (None, _digest_of(facts)):
+            return {}
     except (OSError, ValueError, RecursionError):
         return {}
     sound = isinstance(facts, dict) and all(
         isinstance(facts[name], kind) for name, kind in _RUN_TYPES.items() if name in facts
     )
     return facts if sound else {}
+
+
+def run_text(facts: Mapping[str, Any]) -> str:
+    """`facts` as run.json has them, with their digest."""
+    told = json.loads(json.dumps(facts, default=str))
+    return json.dumps({**told, "digest": _digest_of(told)}, indent=2) + "\n"
+
+
+def _digest_of(facts: Mapping[str, Any]) -> str:
+    told = {name: fact for name, fact in facts.items() if name != "digest"}
+    return xxh3_128_hexdigest(json.dumps(told, sort_keys=True, separators=(",", ":")).encode())
 
 
 def writer_lives(facts: dict[str, Any], directory: Path | None = None) -> bool:
@@ -424,7 +438,7 @@ class RankDirectory:
         return sorted(path for path in named if is_own_directory(path))
 
     def write_run(self, facts: Mapping[str, Any]) -> None:
-        write_whole(self.path / schema.RUN_FILE, json.dumps(facts, indent=2, default=str) + "\n")
+        write_whole(self.path / schema.RUN_FILE, run_text(facts))
 
     def write_text(self, model: str, name: str, text: str) -> None:
         directory = self.path / file_name(model)

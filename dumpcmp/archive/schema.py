@@ -46,6 +46,7 @@ RUN_FIELDS = {
     "manifest": "the last seal of manifest.json, or the empty string until the end",
     "writer": "host, process and shared-memory ring of the writer, null once it has ended",
     "run": "what the caller says of the run: mode, command, versions, mesh",
+    "digest": "xxh3_128 of all these facts but this one, hexadecimal",
 }
 
 MANIFEST_COLUMNS = {

@@ -22,6 +22,7 @@ from dumpcmp.archive.paths import (
     parts_in,
     rank_directories,
     read_run,
+    run_text,
     shared_in,
     steps_in,
     writer_lives,
@@ -144,7 +145,7 @@ class _Room:
             check_free(self.url.parent, self.url.name, overwrite=overwrite)
         (self.directory / JOURNAL).unlink(missing_ok=True)
         opening = {**ours, "complete": False}
-        self.store.write((self.url / RUN_FILE).key, json.dumps(opening, default=str).encode())
+        self.store.write((self.url / RUN_FILE).key, run_text(opening).encode())
 
     def _journal(self) -> dict[str, list[int | str]]:
         """What the store has, as far as it still lists it."""
@@ -180,7 +181,7 @@ class _Room:
             facts = read_run(self.directory)
             if (manifest := self.directory / MANIFEST_FILE).is_file():
                 self._verified_write(MANIFEST_FILE, manifest.read_bytes())
-            self._verified_write(RUN_FILE, json.dumps(facts, indent=2).encode())
+            self._verified_write(RUN_FILE, run_text(facts).encode())
         return ended
 
     def _files(self) -> Iterator[Path]:

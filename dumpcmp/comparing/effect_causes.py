@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from dumpcmp.comparing.side import StepName
 from dumpcmp.nouns.effects import Effect
@@ -43,14 +44,14 @@ class Steering:
                 row = self._caused(row)
                 if row.cause is not None:
                     moved[row.key] = row.cause
-            if row.key.op == Effect.TRAINING.op:
+            if _steers(row):
                 self._note(row)
             found.append(row)
         return found
 
     def _caused(self, row: Row) -> Row:
         steered = self.models.get(row.key.model)
-        if steered is None or steered.step != row.key.step - 1:
+        if steered is None or steered.step != row.key.step - (not _is_of_end(row)):
             return row
         if steered.cause is not None:
             return replace(row, root=False).caused_by(steered.cause)
@@ -74,15 +75,23 @@ class Steering:
 def _is_made_by_a_step(row: Row) -> bool:
     """Whether both runs have made a weight anew, and the target's is another."""
     keys = (row.golden_key, row.target_key)
+    if _is_of_end(row):
+        return None not in keys
     both = all(key is not None and key.slot.kind == "param" for key in keys)
     return both and row.judgement.why in _OF_STEPS
+
+
+def _is_of_end(row: Row) -> bool:
+    """Whether it is of what the last steps of an optimizer left behind."""
+    return row.key.op in (Effect.OPTIMIZER.op, Effect.STATE.op)
 
 
 def with_effect_rows(rows: Sequence[Row], effects: Sequence[Row], before: Row | None) -> list[Row]:
     """`rows`, with those of effects after all others of their steps, and what fails for which.
 
-    An effect that differs follows from what was wrong before, if anything was: `before` in earlier
-    steps. What one side lacks since its forward raised follows from that.
+    What steers training comes before what optimizers leave behind at the end of a run. An effect
+    that differs follows from what was wrong before, if anything was: `before` in earlier steps.
+    What one side lacks since its forward raised follows from that.
     """
     found = _blaming_exceptions(rows, effects)
     placed: dict[StepName, list[Row]] = {}
@@ -91,19 +100,28 @@ def with_effect_rows(rows: Sequence[Row], effects: Sequence[Row], before: Row | 
     last = {(row.key.model, row.key.step): at for at, row in enumerate(found)}
     merged: list[Row] = []
     root = before
-    for at, row in enumerate(found):
-        name = row.key.model, row.key.step
+
+    def add(row: Row) -> None:
+        nonlocal root
         merged.append(row)
         root = row if row.root else root
-        if last[name] == at:
-            for effect in placed.pop(name, ()):
-                merged.append(_as_root(effect, root))
-                root = merged[-1] if merged[-1].root else root
-    for some in placed.values():  # of steps without any other value
-        for effect in some:
-            merged.append(_as_root(effect, root))
-            root = merged[-1] if merged[-1].root else root
+
+    for at, row in enumerate(found):
+        own = placed.get((row.key.model, row.key.step), [])
+        for effect in [each for each in own if _is_of_end(row) and _steers(each)]:
+            own.remove(effect)
+            add(_as_root(effect, root))
+        add(row)
+        while own and last[row.key.model, row.key.step] == at:
+            add(_as_root(own.pop(0), root))
+    for effect in chain.from_iterable(placed.values()):  # of steps without any other value
+        add(_as_root(effect, root))
     return merged
+
+
+def _steers(row: Row) -> bool:
+    """Whether it tells how training was steered."""
+    return row.key.op == Effect.TRAINING.op
 
 
 def _as_root(effect: Row, before: Row | None) -> Row:

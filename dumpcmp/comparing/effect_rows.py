@@ -12,7 +12,12 @@ from typing import Any
 
 from dumpcmp.align.counting import Counting
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.comparing.effect_facts import first_generators, last_step, records_effects
+from dumpcmp.comparing.effect_facts import (
+    first_generators,
+    last_recorded,
+    last_step,
+    records_effects,
+)
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.rounding_spread import Spread
 from dumpcmp.comparing.side import Side
@@ -100,10 +105,14 @@ class EffectJudge:
         golden = call.model if ours else self.counting.names.get(call.model, call.model)
         names = {name: mine for mine, name in self.counting.names.items()}
         mine = names.get(call.model, call.model) if ours else call.model
-        ends = last_step(self.golden, golden), last_step(self.target, mine)
-        if ends[0] == self.counting.in_golden_terms(mine, ends[1]):
-            return ""
-        return f"golden's run of {golden} ended after token {ends[0]}, mine after {ends[1]}"
+        for step, said in (
+            (last_step, f"golden's run of {golden} ended after token {{}}, mine after {{}}"),
+            (last_recorded, "golden's end is recorded with token {}, mine with {}"),
+        ):
+            ends = step(self.golden, golden), step(self.target, mine)
+            if ends[0] != self.counting.in_golden_terms(mine, ends[1]):
+                return said.format(*ends)
+        return ""
 
     def _of_generators(
         self, ours: Mapping[int, Call], theirs: Mapping[int, Call]

@@ -199,7 +199,7 @@ class OpenRun:
         shards, everyone = archive.shards_at(model, first), set(archive.ranks)
         return (
             not self.facts.stopped
-            and not archive.missing_ranks
+            and not archive.missing_runs
             and not any(key.slot.is_gradient for key in shards)
             and all(_is_stated(record.layout) for record in chain(*shards.values()))
             and all(everyone == set(archive.ranks_with(model, step)) for step in steps)

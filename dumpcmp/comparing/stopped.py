@@ -13,17 +13,16 @@ from dumpcmp.nouns.record import Call, Phase
 from dumpcmp.nouns.spoken import ranks_named
 
 When = tuple[int, int]  # a step, and the place in its order
-_NEVER: When = (-1, -1)
 
 
-def stopped_ranks(archive: Archive) -> dict[int, str]:
+def stopped_ranks(archive: Archive) -> dict[range, str]:
     """The ranks that crashed, are missing or have fewer steps, and what is known of each.
 
-    Who is missing comes first, then who stopped first: the others may have waited for it.
+    Who is missing comes first, as runs, then who stopped first: the others may have waited for it.
     """
     if archive.world_size == 1:
         return {}
-    found = [(_NEVER, rank, "is missing") for rank in archive.missing_ranks]
+    found: list[tuple[When, int, str]] = []
     crashed = [rank for rank, facts in archive.run.items() if facts.get("run", {}).get("error")]
     stopped = {*crashed, *archive.cut_short}
     ended = archive.calls_by_rank(stopped) if stopped else {}  # which reads all there is
@@ -31,19 +30,20 @@ def stopped_ranks(archive: Archive) -> dict[int, str]:
         end = _end(archive, rank, calls.values())
         found.append((_when(end), rank, _stopped(end)))
     found += [one for one in _lacking(archive) if one[1] not in ended]
-    return {rank: said for _, rank, said in sorted(found)}
+    missing = dict.fromkeys(archive.missing_runs, "is missing")
+    return missing | {range(rank, rank + 1): said for _, rank, said in sorted(found)}
 
 
-def said_of_ranks(stopped: Mapping[int, str]) -> Iterator[str]:
+def said_of_ranks(stopped: Mapping[range, str]) -> Iterator[str]:
     """A sentence for all ranks that stopped alike."""
-    alike: dict[str, list[int]] = defaultdict(list)
-    for rank, where in stopped.items():
-        alike[where].append(rank)
+    alike: dict[str, list[range]] = defaultdict(list)
+    for run, where in stopped.items():
+        alike[where].append(run)
     yield from (f"{ranks_named(ranks)} {where}" for where, ranks in alike.items())
 
 
 def open_for(
-    evidence: Iterable[Evidence], golden: Mapping[int, str], target: Mapping[int, str]
+    evidence: Iterable[Evidence], golden: Mapping[range, str], target: Mapping[range, str]
 ) -> list[Evidence]:
     """`evidence`, where one side is alone, with the ranks that stopped: who knows who lacks it."""
     lost = "; ".join([*said_of_ranks(golden), *said_of_ranks(target)])
@@ -53,7 +53,7 @@ def open_for(
 
 
 def _when(end: Call | None) -> When:
-    return (end.step, end.order) if end else _NEVER
+    return (end.step, end.order) if end else (-1, -1)
 
 
 def _end(archive: Archive, rank: int, calls: Iterable[Call]) -> Call | None:

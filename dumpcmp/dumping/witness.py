@@ -35,7 +35,7 @@ KERNEL, CALLS, BINARY, START, OUTPUT, GRADIENT, STATE, STDOUT, ENDING = KINDS = 
     "ending",
 )  # fmt: skip
 WitnessNote = tuple[str, str, str]
-Names = dict[str, Any]  # of a module of generated code
+CodeNames = dict[str, Any]  # of a module of generated code
 UNWRITTEN = "unwritten"  # the digest of memory that nothing writes
 
 _CALL_ATTRIBUTE = "_compiled_call_impl"  # of nn.Module: what its __call__ runs, where it is set
@@ -89,7 +89,7 @@ class WitnessNotes:
         self._loaded.append((number, module))
 
     def run(
-        self, names: Names, inputs: Sequence[Any], outputs: object, left_out: Sequence[int]
+        self, names: CodeNames, inputs: Sequence[Any], outputs: object, left_out: Sequence[int]
     ) -> None:
         """Note one run of generated code, which is told by its `names`."""
         number = self._numbers.get(id(names), -1)
@@ -105,7 +105,7 @@ class WitnessNotes:
         if number not in self._backward:
             self._given[number] = list(inputs)
 
-    def begin(self, names: Names, inputs: Sequence[Any]) -> None:
+    def begin(self, names: CodeNames, inputs: Sequence[Any]) -> None:
         """Note what the first run of all generated code begins with."""
         if not self._num_runs:
             self.note_all(START, f"graph {self._numbers.get(id(names), -1)}", list(inputs))
@@ -293,7 +293,9 @@ def code_loads(evidence: WitnessNotes, unwrap: Unwrap, watches_runs: bool) -> It
         yield
 
 
-def _watched(evidence: WitnessNotes, names: Names, call: Callable[..., Any]) -> Callable[..., Any]:
+def _watched(
+    evidence: WitnessNotes, names: CodeNames, call: Callable[..., Any]
+) -> Callable[..., Any]:
     """`call`, the entry of generated code, with what it takes and gives noted."""
     torch = sys.modules["torch"]
 

@@ -21,7 +21,7 @@ from dumpcmp.nouns.spoken import counted
 
 @dataclass(frozen=True, slots=True)
 class ExactChecker:
-    """Passes what is equal, element by element; -0.0 equals 0.0."""
+    """Passes equal numbers: -0.0 equals 0.0, and a NaN any NaN, whatever their bits."""
 
     closeness: Closeness = EXACTLY
 

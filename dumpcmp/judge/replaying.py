@@ -90,8 +90,12 @@ def _errors(replay: Replay) -> Iterator[str]:
     sums = REPLAY_ELEMENT * max(unit * replay.condition, replay.noise, replay.factors)
     for what, found, most in (
         ("it", replay.introduced, limit),
-        ("a row", replay.worst_row, REPLAY_ROW * limit),
-        ("an element", replay.worst_element, replay.eps + sums),
+        ("a row", replay.worst_row, max(REPLAY_ROW * limit, REPLAY_NOISE * replay.row_noise)),
+        (
+            "an element",
+            replay.worst_element,
+            replay.eps + max(sums, REPLAY_NOISE * replay.element_noise),
+        ),
     ):
         if found > most:
             given = _given(replay)

@@ -99,6 +99,8 @@ class Replay(NamedTuple):
     condition: float = 1.0  # how much larger the terms of the op's sums are than its output
     shortcut: float = 0.0  # what a declared shortcut in arithmetic rounds, of each term
     noise: float = 0.0  # the error of the same ops in the dtype of the run: of scans and regions
+    row_noise: float = 0.0  # of the row in which that is largest, as `worst_row` has it
+    element_noise: float = 0.0  # of the element in which it is, as `worst_element` has it
     inherited: float = math.nan  # rel_l2 of the replay against one on what golden was given
     amplification: float = math.nan  # `inherited` over the rel_l2 of what was given
     nonfinite_agree: bool = True  # NaN and the infinities are where the replay has them

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import groupby
 
 MOST_SPANS = 8  # of numbers that a sentence lists
 
 
-def spans(numbers: Iterable[int], most: int | None = None) -> str:
+def runs_of(numbers: Iterable[int | range]) -> list[range]:
+    """Numbers, and runs of them, as the fewest runs, in order.
+
+    >>> runs_of([7, range(0, 3), 3])
+    [range(0, 4), range(7, 8)]
+    """
+    found: list[range] = []
+    runs = (each if isinstance(each, range) else range(each, each + 1) for each in numbers)
+    for run in sorted(runs, key=lambda run: run.start):
+        if found and run.start <= found[-1].stop:
+            found[-1] = range(found[-1].start, max(found[-1].stop, run.stop))
+        else:
+            found.append(run)
+    return found
+
+
+def spans(numbers: Iterable[int | range], most: int | None = None) -> str:
     """Numbers as ``0-3, 7``; of more than `most` spans the rest is counted.
 
     >>> spans([7, 0, 1, 2, 3])
     '0-3, 7'
     """
-    runs = groupby(enumerate(sorted(numbers)), lambda each: each[1] - each[0])
-    found = [[number for _, number in run] for _, run in runs]
+    found = runs_of(numbers)
     shown = found if most is None or len(found) <= most else found[:most]
     said = ", ".join(f"{s[0]}-{s[-1]}" if len(s) > 1 else str(s[0]) for s in shown)
     rest = sum(map(len, found)) - sum(map(len, shown))
@@ -40,14 +54,14 @@ def counted(count: int, one: str, several: str = "") -> str:
     return f"{count} {plural(count, one, several)}"
 
 
-def ranks_named(ranks: Iterable[int]) -> str:
-    """Ranks as a sentence names them.
+def ranks_named(ranks: Iterable[int | range]) -> str:
+    """Ranks, and runs of them, as a sentence names them.
 
     >>> ranks_named([1]), ranks_named(range(64))
     ('rank 1', 'ranks 0-63')
     """
-    known = sorted(set(ranks))
-    return f"{plural(len(known), 'rank')} {spans(known, MOST_SPANS)}"
+    known = runs_of(ranks)
+    return f"{plural(sum(map(len, known)), 'rank')} {spans(known, MOST_SPANS)}"
 
 
 def shorten(line: str, most: int) -> str:

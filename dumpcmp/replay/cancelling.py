@@ -196,7 +196,7 @@ def groups_of(name: str, x: Tensor, named: dict[str, Any]) -> Tensor:
         return x.reshape(x.shape[0] * int(named["num_groups"]), -1)
     if name == "instance_norm":
         return x.reshape(x.shape[0] * x.shape[1], -1)
-    return x.transpose(0, 1).reshape(x.shape[1], -1)
+    return x.unsqueeze(0) if x.ndim < 2 else x.transpose(0, 1).reshape(x.shape[1], -1)
 
 
 def as_channel(bias: Any, name: str, output: Tensor) -> Tensor | None:

@@ -13,6 +13,7 @@ from dumpcmp.nouns.record import Call
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import MOST_BYTES
 from dumpcmp.replay.listed import function_named
+from dumpcmp.replay.rating import NO_NOISE
 from dumpcmp.replay.running import Rerun, error_of, rerun, run_natively
 from dumpcmp.replay.unreplayable import Unreplayable
 
@@ -67,6 +68,7 @@ def _named(alone: Rerun, wanted: Mapping[str, str]) -> Rerun:
         {name: alone.outputs[slot] for name, slot in wanted.items()},
         {name: alone.condition.get(slot, 1.0) for name, slot in wanted.items()},
         {name: alone.noise.get(slot, 0.0) for name, slot in wanted.items()},
+        {name: alone.worst_noise.get(slot, NO_NOISE) for name, slot in wanted.items()},
         alone.is_exact,
         terms={name: alone.terms[slot] for name, slot in wanted.items() if slot in alone.terms},
     )

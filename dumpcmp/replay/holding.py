@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import Dtype, dtype_named, stored_dtype
+from dumpcmp.replay.rating import NO_NOISE
 from dumpcmp.replay.running import Rerun
 from dumpcmp.replay.small_pieces import SmallPiece, is_small
 
@@ -48,6 +49,7 @@ class HeldValue:
         self.along = self.shift = 0.0
         self.worst_row = self.worst_element = 0.0
         self.condition_squared = self.noise_squared = self.terms_squared = 0.0
+        self.worst_noise = NO_NOISE
 
     @cached_property
     def rms(self) -> float:
@@ -105,6 +107,7 @@ class HeldValue:
         weight = self.squares.expected - before
         self.condition_squared += condition**2 * weight
         self.noise_squared += rerun.noise.get(self.slot, 0.0) ** 2 * weight
+        self.worst_noise = self.worst_noise.max(rerun.worst_noise.get(self.slot, NO_NOISE))
 
     def _add_piece(
         self, known: Tensor, seen: Tensor, condition: float, beside: list[Tensor], pointwise: bool
@@ -182,6 +185,7 @@ class HeldValue:
         self.worst_row, self.worst_element = max(0.0, worst_row), max(0.0, worst_element)
         self.condition_squared = condition**2 * expected
         self.noise_squared = noise**2 * expected
+        self.worst_noise = rerun.worst_noise.get(self.slot, NO_NOISE)
 
     def _add_rows(self, d: Tensor, known: Tensor) -> None:
         """Note the largest error of a row, over its own norm and that of a usual one."""
@@ -225,6 +229,8 @@ class HeldValue:
             else 0.0,
             condition=max(1.0, math.sqrt(self.condition_squared / weight), gone),
             noise=math.sqrt(self.noise_squared / weight),
+            row_noise=self.worst_noise.row,
+            element_noise=self.worst_noise.element,
             nonfinite_agree=self.agree,
             is_nearest=self.is_nearest,
             is_either=self.is_either,
@@ -275,7 +281,8 @@ def _pieces(*tensors: Tensor) -> Iterator[list[Tensor]]:
 def rows_of(tensor: Tensor) -> Tensor:
     """`tensor` as a matrix of its rows; of a complex one, real and imaginary parts."""
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj()).flatten(-2)
+        parts = torch.view_as_real(tensor.resolve_conj())
+        tensor = parts.flatten(-2) if tensor.ndim else parts
     width = tensor.shape[-1] if tensor.ndim else 1
     while width > _WIDEST and width % 2 == 0:
         width //= 2

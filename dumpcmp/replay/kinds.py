@@ -34,8 +34,8 @@ _WORDS = {
     channel_shuffle char chunk clamp clamp_max clamp_min clip clone column_stack combinations
     complex conj conj_physical constant_pad_nd contiguous copy copysign count_nonzero cpu cuda
     data dequantize detach detach_copy diag diag_embed diagflat diagonal diagonal_backward
-    diagonal_copy diagonal_scatter double dsplit dstack embedding empty_permuted expand
-    expand_as expand_copy eye fill fill_diagonal fix flatten flip fliplr flipud float floor fmax
+    diagonal_copy diagonal_scatter double dsplit dstack embedding expand expand_as
+    expand_copy eye fill fill_diagonal fix flatten flip fliplr flipud float floor fmax
     fmin frac frexp full full_like gather gcd getitem half hardtanh hardtanh_backward heaviside
     histc hsplit hstack imag index index_copy index_fill index_put index_select int invert
     isfinite isin isinf isnan isneginf isposinf isreal lcm lift lift_fresh lift_fresh_copy
@@ -70,14 +70,14 @@ _WORDS = {
     tanh tanh_backward true_divide
     """,
     FunctionKind.ADDS: """
-    add addcdiv addcmul addr lerp rsub sub subtract
+    add addcdiv addcmul lerp rsub sub subtract
     """,
     FunctionKind.CONTRACTS: """
     _addmm_activation _convolution _grouped_mm _int_mm _scaled_mm addbmm addmm addmv baddbmm
     bilinear bmm chain_matmul conv1d conv2d conv3d conv_tbc conv_transpose1d
     conv_transpose2d conv_transpose3d convolution convolution_backward cudnn_convolution
     dot einsum grouped_mm grouped_mm_fallback inner kron linalg_matmul linalg_multi_dot
-    linalg_vecdot linear matmul mkldnn_convolution mm mv tensordot trapezoid vdot vecdot
+    linalg_vecdot linear matmul mkldnn_convolution mm mv tensordot vdot vecdot
     """,
     FunctionKind.SUMS: """
     _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d
@@ -102,7 +102,7 @@ _WORDS = {
     _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
     _scaled_dot_product_flash_attention_for_cpu
     _scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data
-    _transformer_encoder_layer_fwd affine_grid affine_grid_generator binary_cross_entropy
+    _transformer_encoder_layer_fwd addr affine_grid affine_grid_generator binary_cross_entropy
     binary_cross_entropy_backward binary_cross_entropy_with_logits cdist cholesky
     cholesky_inverse cholesky_solve col2im corrcoef cosine_embedding_loss cosine_similarity cov
     cross cross_entropy cross_entropy_loss ctc_loss cudnn_batch_norm_backward det diff digamma
@@ -135,9 +135,9 @@ _WORDS = {
     special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
     special_ndtr special_ndtri special_polygamma special_psi special_scaled_modified_bessel_k0
     special_scaled_modified_bessel_k1 special_sinc special_softmax special_spherical_bessel_j0
-    special_xlog1py special_xlogy special_zeta std std_mean stft tanhshrink triangular_solve
-    triplet_margin_loss triplet_margin_with_distance_loss upsample upsample_bicubic2d
-    upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward
+    special_xlog1py special_xlogy special_zeta std std_mean stft tanhshrink trapezoid
+    triangular_solve triplet_margin_loss triplet_margin_with_distance_loss upsample
+    upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward
     upsample_linear1d upsample_linear1d_backward upsample_nearest1d upsample_nearest2d
     upsample_nearest3d upsample_trilinear3d upsample_trilinear3d_backward var var_mean xlogy
     """,
@@ -154,7 +154,7 @@ _WORDS = {
     rand_like randint randint_like randn randn_like randperm uniform
     """,
     FunctionKind.NOTHING: """
-    empty empty_like empty_strided new_empty new_empty_strided resize
+    empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize
     """,
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from dumpcmp.replay.standins import ATTENTION_BACKWARD, attention_terms
 from dumpcmp.replay.unreplayable import Unreplayable
 
 _SINGLE = 2.0**-24  # the rounding of one float32
-_SHORT = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+SHORT = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 _SCATTERED = OpSet(
     """
     embedding_dense_backward index_add index_put index_reduce max_pool2d_with_indices_backward
@@ -47,6 +47,19 @@ _VANISHED = 2.0**-20  # of the gradient that is given: less is left of what canc
 _BY_LAYOUT = OpSet("native_batch_norm_backward")
 
 
+class WorstNoise(NamedTuple):
+    """Where the error of a run in its own dtypes is largest."""
+
+    row: float = 0.0
+    element: float = 0.0
+
+    def max(self, other: WorstNoise) -> WorstNoise:
+        return WorstNoise(max(self.row, other.row), max(self.element, other.element))
+
+
+NO_NOISE = WorstNoise()
+
+
 @dataclass(frozen=True, slots=True)
 class Rerun:
     """What a call gives out when it is run again, by slot."""
@@ -54,6 +67,7 @@ class Rerun:
     outputs: dict[str, Tensor]  # in float64 or complex128; of moves, the very elements
     condition: dict[str, float] = field(default_factory=dict)  # terms of sums over what is left
     noise: dict[str, float] = field(default_factory=dict)  # error of the run in its own dtypes
+    worst_noise: dict[str, WorstNoise] = field(default_factory=dict)  # where it is largest
     is_exact: bool = False  # it only moves or casts: every bit is known
     num_ops: int = 1
     terms: dict[str, Tensor] = field(default_factory=dict)  # the sums of absolute values
@@ -96,7 +110,7 @@ def _is_whole(
     if function.name not in _WHOLE or arguments.kwargs or "output.0" not in outputs:
         return False
     tensors, output = arguments.tensors(), outputs["output.0"]
-    if any(leaf.dtype not in (*_SHORT, torch.float32) for leaf in tensors):
+    if any(leaf.dtype not in (*SHORT, torch.float32) for leaf in tensors):
         return False
     is_told = all(isinstance(leaf, (Tensor, int)) for leaf in arguments.leaves())
     return is_told and bool((output.abs() < _LARGEST_WHOLE).all())
@@ -135,11 +149,13 @@ def rated(
         return Rerun(
             outputs, noise=noise, is_pointwise=True, is_nearest=nearest, is_either=bool(noise)
         )
-    noise = _errors(function, arguments, outputs)
+    short = _run_short(function, arguments)
+    noise = {slot: error_of(short[slot], outputs[slot]) for slot in outputs if slot in short}
+    worst = {slot: worst_error(short[slot], outputs[slot]) for slot in noise}
     if function.name in _BY_LAYOUT:
         strided = _errors(function, arguments.mapped(_strided), outputs)
         noise = {slot: max(error, strided.get(slot, 0.0)) for slot, error in noise.items()}
-    if all(leaf.dtype not in _SHORT for leaf in arguments.tensors()):
+    if all(leaf.dtype not in SHORT for leaf in arguments.tensors()):
         single = noise if not double else {}
     else:
         single = _errors(function, wide.mapped(_to(torch.float32)), outputs)
@@ -159,7 +175,8 @@ def rated(
     if function.name.endswith(_SLOPES):
         terms |= _vanished(function, wide, outputs)
         condition |= {slot: ratio_of(terms[slot], outputs[slot]) for slot in terms}
-    return Rerun(outputs, condition, noise, terms=terms, is_pointwise=is_pointwise(function))
+    pointwise = is_pointwise(function)
+    return Rerun(outputs, condition, noise, worst, terms=terms, is_pointwise=pointwise)
 
 
 def _vanished(
@@ -204,7 +221,7 @@ def _scalar_noise(
 
     It is a Python number that is added, or a wider tensor of no dimensions.
     """
-    short = next((t.dtype for t in arguments.tensors() if t.ndim and t.dtype in _SHORT), None)
+    short = next((t.dtype for t in arguments.tensors() if t.ndim and t.dtype in SHORT), None)
     is_added = function.kind is FunctionKind.ADDS
     if short is None or not any(_is_number(leaf, is_added) for leaf in wide.leaves()):
         return {}
@@ -276,11 +293,16 @@ def _errors(
     function: ReplayFunction, arguments: CallArguments, outputs: dict[str, Tensor]
 ) -> dict[str, float]:
     """The errors of the same function in other dtypes; none where it cannot be run in them."""
+    found = _run_short(function, arguments)
+    return {slot: error_of(found[slot], outputs[slot]) for slot in outputs if slot in found}
+
+
+def _run_short(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]:
+    """What the function gives in other dtypes; nothing where it cannot be run in them."""
     try:
-        found = run(function, arguments)
+        return run(function, arguments)
     except Unreplayable:
         return {}
-    return {slot: error_of(found[slot], outputs[slot]) for slot in outputs if slot in found}
 
 
 def error_of(narrow: Tensor, wide: Tensor) -> float:
@@ -293,6 +315,26 @@ def error_of(narrow: Tensor, wide: Tensor) -> float:
         finite = torch.isfinite(d)
         error, norm = norm_of(d[finite]), norm_of(wide[finite])
     return error / norm if norm else 0.0
+
+
+def worst_error(narrow: Tensor, wide: Tensor) -> WorstNoise:
+    """The largest errors of a row and of an element, over its own size and that of a usual one."""
+    if not is_inexact(wide) or narrow.shape != wide.shape or not wide.numel():
+        return NO_NOISE
+    d = narrow.to(wide.dtype) - wide.to(narrow.dtype).to(wide.dtype)
+    element = _largest_share(d.abs(), wide.abs())
+    if not wide.ndim:
+        return WorstNoise(element, element)
+    rows = (torch.linalg.vector_norm(each, dim=-1) for each in (d, wide))
+    return WorstNoise(_largest_share(*rows), element)
+
+
+def _largest_share(errors: Tensor, sizes: Tensor) -> float:
+    """The largest of `errors` over its own size and a usual one, of those that are finite."""
+    finite = torch.isfinite(errors) & torch.isfinite(sizes)
+    errors, sizes = errors[finite], sizes[finite]
+    usual = sizes.square().mean().sqrt()
+    return float((errors / (sizes + usual)).max()) if errors.numel() and usual else 0.0
 
 
 def norm_of(tensor: Tensor) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -19,9 +19,9 @@ from dumpcmp.replay.limits import MOST_BYTES, check_size
 from dumpcmp.replay.listed import ReplayFunction, function_named
 from dumpcmp.replay.making import EXACT_OF_INTEGERS, making_float64
 from dumpcmp.replay.prepared import Blank, LaidReady, Preparations, PreparedCall, form_of
+from dumpcmp.replay.rating import NO_NOISE, SHORT, WorstNoise, is_inexact, rated, run, run_as_told
 from dumpcmp.replay.rating import Rerun as Rerun
 from dumpcmp.replay.rating import error_of as error_of
-from dumpcmp.replay.rating import is_inexact, rated, run, run_as_told
 from dumpcmp.replay.rating import ratio_of as ratio_of
 from dumpcmp.replay.tiling import CallTile, joined, tiles_of
 from dumpcmp.replay.unreplayable import NothingToCheck, Unreplayable
@@ -192,6 +192,7 @@ def _joined(parts: list[tuple[CallTile, Rerun]]) -> Rerun:
         {slot: joined([(tile, part.outputs[slot]) for tile, part in parts])},
         {slot: max(1.0, condition)},
         {slot: noise},
+        {slot: reduce(WorstNoise.max, (part.worst_noise.get(slot, NO_NOISE) for part in ratings))},
         terms=terms,
         is_pointwise=ratings[0].is_pointwise,
     )
@@ -231,7 +232,7 @@ def _refuse(function: ReplayFunction, arguments: CallArguments) -> None:
 def is_exact(function: ReplayFunction, arguments: CallArguments) -> bool:
     """Whether every bit of the output is known: nothing is rounded, but for a cast."""
     if function.name == "arange":
-        return not any(isinstance(leaf, float) for leaf in arguments.leaves())
+        return not any(isinstance(leaf, float) or leaf in SHORT for leaf in arguments.leaves())
     if function.kind in (*_EXACT, FunctionKind.DRAWS):
         return not _adds_up(function, arguments)
     tensors = arguments.tensors()

@@ -104,8 +104,9 @@ def _filling(sizes: Tensor) -> Tensor | None:
 
 def _weights(count: int) -> Tensor:
     """A weight for each of so many places, always the same."""
-    blocks = [_block(number) for number in range(-(-count // _BLOCK))]
-    return torch.cat(blocks)[:count] if blocks else torch.empty(0, dtype=torch.float64)
+    if count <= _BLOCK:  # of thousands of small tensors, none may take a block of its own
+        return _block(0)[:count]
+    return torch.cat([_block(number) for number in range(-(-count // _BLOCK))])[:count]
 
 
 @cache

@@ -126,15 +126,22 @@ class Quantity:
 
     def _is_nothing(self) -> bool:
         """Whether it is what float64 leaves of terms that cancel."""
-        application = self.application
-        if application is None or not self.tensor.numel():
-            return False
-        if application.scales and "input.0" in application.inputs:
-            return application.inputs["input.0"]._is_nothing()
-        if application.level is None:
+        first = self._unscaled
+        application, tensor = first.application, first.tensor
+        if application is None or application.level is None or not tensor.numel():
             return False
         given = {slot: each.tensor for slot, each in application.inputs.items()}
-        return float(self.tensor.abs().max()) <= _NOTHING * application.level(given)
+        return float(tensor.abs().max()) <= _NOTHING * application.level(given)
+
+    @property
+    def _unscaled(self) -> Quantity:
+        """What it was moved or scaled from, at the start of any number of such operations."""
+        found = self
+        while (made := found.application) is not None and made.scales and "input.0" in made.inputs:
+            if not found.tensor.numel():
+                break
+            found = made.inputs["input.0"]
+        return found
 
 
 def _in_order(last: Quantity) -> Iterator[Quantity]:

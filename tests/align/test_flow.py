@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dumpcmp
+from dumpcmp.align.flow import Flow
+from dumpcmp.align.listing import Listing
+from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.row import Verdict
 
 Forward = Callable[["Net", Tensor], Any]
@@ -178,3 +183,41 @@ def test_views_that_lie_alike_are_told_apart_by_their_shapes(tmp_path: Path) -> 
     alone = {row.key.op.function for row in outcome.rows if row.golden_key is None}
     assert alone <= {"tanh", "mul", "add"}
     assert all(row.target_key is not None for row in outcome.rows), outcome.text()
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+@pytest.mark.parametrize("is_everywhere", [False, True])
+def test_a_value_is_an_earlier_one_where_it_is_that_on_every_rank(
+    is_linked: bool, is_everywhere: bool
+) -> None:
+    ids, labels = (Key("Net", 0, ROOT, 0, f"input.{n}") for n in (0, 1))
+    given = [Record(ids, 0, "int64", (4,), rank=rank, digest=f"ids{rank}") for rank in (0, 1)]
+    wanted = [replace(one, key=labels, same_as=ids if is_linked else None) for one in given]
+    if not is_everywhere:
+        wanted[1] = replace(wanted[1], same_as=None, digest="labels")
+    flow = Flow.of(Listing({ids: tuple(given), labels: tuple(wanted)}, num_ranks=2))
+    assert (flow.strand(ids) == flow.strand(labels)) is is_everywhere
+
+
+@torch.library.custom_op("dumpcmp_tests::squashed", mutates_args=())
+def squashed(x: Tensor) -> Tensor:
+    return torch.tanh(x)
+
+
+@squashed.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def by_function(net: Net, x: Tensor) -> Any:
+    return net.two(torch.tanh(x @ net.two.weight))
+
+
+def by_custom_op(net: Net, x: Tensor) -> Any:
+    return net.two(1.01 * squashed(x @ net.two.weight))
+
+
+def test_two_values_stand_beside_each_other_once(tmp_path: Path) -> None:
+    rows = compared(tmp_path, by_function, by_custom_op).rows
+    pairs = Counter((row.golden_key, row.target_key) for row in rows)
+    assert [pair for pair, number in pairs.items() if number > 1] == []

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dumpcmp.archive.integrity import audit
+from dumpcmp.archive.paths import run_text
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
 from tests.archive.values import key, loaded, parts, put, record
@@ -198,7 +199,7 @@ def test_a_writer_on_another_host_is_let_alone_until_it_is_silent(path: Path) ->
     place = rank0(path) / "run.json"
     told = json.loads(place.read_text()) | {"complete": False}
     told["writer"] = {"host": "elsewhere", "pid": 1, "began": "1", "ring": None}
-    place.write_text(json.dumps(told))
+    place.write_text(run_text(told))
     assert "still running" in " ".join(Archive(path).problems)
     assert audit(path, repair=True).findings[0].harmless
     for file in rank0(path).rglob("*"):

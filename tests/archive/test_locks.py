@@ -18,7 +18,7 @@ import pytest
 from dumpcmp.archive import paths
 from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.locks import alone, hold, is_held
-from dumpcmp.archive.paths import RankDirectory
+from dumpcmp.archive.paths import RankDirectory, run_text
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.compacting import compact
@@ -32,7 +32,7 @@ def disown(path: Path) -> None:
     for run in path.glob("*/run.json"):
         facts = json.loads(run.read_text())
         facts["writer"] |= {"pid": 2**22 + 1, "began": "1"}
-        run.write_text(json.dumps(facts))
+        run.write_text(run_text(facts))
 
 
 def test_a_repair_leaves_alone_what_is_being_written(tmp_path: Path) -> None:

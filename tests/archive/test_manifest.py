@@ -14,8 +14,9 @@ import pytest
 import dumpcmp
 from dumpcmp import audit, compact
 from dumpcmp.archive.manifest import Manifest, PartCount, read_manifest
-from dumpcmp.archive.paths import read_run
+from dumpcmp.archive.paths import read_run, run_text
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.schema import SCHEMA_VERSION
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.cli import main
 from dumpcmp.nouns.errors import ArchiveError
@@ -191,7 +192,7 @@ def as_version_4(path: Path) -> None:
     place = rank_of(path) / "run.json"
     facts = json.loads(place.read_text())
     del facts["manifest"]
-    place.write_text(json.dumps(facts | {"schema": 4}))
+    place.write_text(run_text(facts | {"schema": 4}))
     (rank_of(path) / "manifest.json").unlink()
 
 
@@ -254,3 +255,33 @@ def test_every_column_of_a_line_is_held_against_the_seal(place: int, tmp_path: P
     (tmp_path / "manifest.json").write_text(json.dumps(lines))
     with pytest.raises(ArchiveError, match=r"run\.json names"):
         read_manifest(tmp_path, facts)
+
+
+def test_a_bit_that_flips_in_run_json_is_told(tmp_path: Path) -> None:
+    """Any bit: the file is damaged then, or says the same; one of the digest's own name."""
+    rank = rank_of(written(tmp_path / "run"))
+    place, facts = rank / "run.json", read_run(rank)
+    assert facts.pop("digest")
+    content, num_refused = place.read_bytes(), 0
+    for bit in range(8 * len(content)):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        place.write_bytes(changed)
+        found = read_run(rank)
+        num_refused += not found
+        if found and found.get("schema") != SCHEMA_VERSION:
+            continue  # which readers refuse
+        assert not found or {name: found.get(name) for name in facts} == facts, bytes(changed)
+    assert num_refused > 0.95 * 8 * len(content)
+    place.write_bytes(content.replace(b'"num_records": ', b'"num_records": 1'))
+    assert not audit(tmp_path / "run").sound
+    assert dumpcmp.compare(tmp_path / "run", tmp_path / "run").exit_code == 2
+
+
+def test_facts_of_a_run_that_have_no_digest_are_read(tmp_path: Path) -> None:
+    """As in archives of before."""
+    rank = rank_of(written(tmp_path / "run"))
+    facts = read_run(rank)
+    del facts["digest"]
+    (rank / "run.json").write_text(json.dumps(facts))
+    assert read_run(rank) == facts and audit(tmp_path / "run").sound

@@ -27,7 +27,7 @@ class ManyOps(nn.Module):
 
     def forward(self, x: Any) -> Any:
         for number in range(OPS):
-            x = (x + 0.5, x - 0.5, -x)[number % 3]
+            x = -x if number % 3 == 2 else x - 0.5 if number % 3 else x + 0.5
             if number == self.fault:
                 x = x * 1.01
         return x

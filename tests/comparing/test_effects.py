@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import dumpcmp
 from dumpcmp import Archive, Outcome, Verdict
+from dumpcmp.archive.paths import run_text
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.key import ROOT, Op
 from dumpcmp.nouns.outcome import Conclusion
@@ -208,7 +209,7 @@ def aged(path: Path) -> Path:
     for file in path.glob("*/run.json"):
         facts = json.loads(file.read_text())
         del facts["run"]["effects"]
-        file.write_text(json.dumps(facts))
+        file.write_text(run_text(facts))
     return path
 
 

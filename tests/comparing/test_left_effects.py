@@ -452,6 +452,7 @@ def _stepping(
     clips: bool = False,
     spoils: int = -1,
     freezes: bool = False,
+    tokens: str | None = None,
 ) -> Path:
     """Two models with an optimizer each; `betas` are the first one's."""
     torch.manual_seed(0)
@@ -460,7 +461,7 @@ def _stepping(
         torch.optim.AdamW(model.parameters(), lr=0.01, betas=each)
         for model, each in zip(models, (betas, (0.9, 0.9)), strict=True)
     ]
-    with dumpcmp.capture(None, path, backward=True):
+    with dumpcmp.capture(None, path, backward=True, tokens=tokens):
         for step in range(4):
             x = torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
             for model, optimizer in zip(models, optimizers, strict=True):
@@ -488,6 +489,24 @@ def test_settings_that_differ_are_one_root(tmp_path: Path) -> None:
     assert "AdamW: groups[0]['betas'][1] is 0.95 in golden, 0.999 in mine" in outcome.word
     later = [r for r in outcome.rows if r.key.slot.kind == "param" and r.verdict.fails]
     assert later and all(row.cause == root.key for row in later)
+
+
+def test_settings_come_before_what_the_run_ends_with(tmp_path: Path) -> None:
+    golden, target = (
+        _stepping(tmp_path / str(beta), (0.9, beta), tokens="0") for beta in (0.95, 0.999)
+    )
+    (root,) = dumpcmp.compare(golden, target).roots
+    assert root.key.op == "<effects>/training" and root.key.step == 0
+
+
+def test_ends_that_are_recorded_with_other_tokens_are_not_compared(tmp_path: Path) -> None:
+    golden = _stepping(tmp_path / "whole", (0.9, 0.95))
+    target = _stepping(tmp_path / "part", (0.9, 0.95), tokens="1")
+    for tokens in (None, "1"):
+        outcome = dumpcmp.compare(golden, target, tokens=tokens)
+        assert outcome.passed, outcome.text()
+        said = {row.reason for row in outcome.rows if row.key.op == "<effects>/optimizer"}
+        assert "golden's end is recorded with token 3, mine with 1" in said
 
 
 def test_what_one_side_alone_does_is_told_with_the_first_weight_after_it(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import dumpcmp
+from dumpcmp.archive.paths import run_text
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import ROOT
@@ -24,7 +25,7 @@ def written(path: Path, **options: int) -> Path:
 
 def tell(path: Path, **facts: object) -> None:
     run = next(path.glob("*/run.json"))
-    run.write_text(json.dumps(json.loads(run.read_text()) | facts))
+    run.write_text(run_text(json.loads(run.read_text()) | facts))
 
 
 def strike(path: Path, op: str) -> None:

@@ -164,6 +164,9 @@ def test_explicit_checkers_say_what_they_are_asked() -> None:
     assert verdict(X, X + 1e-9, AllCloseValueChecker()) == "PASS"
     assert verdict(X, -X, CosineChecker()) == "FAIL"
     assert verdict(torch.zeros(3), -torch.zeros(3), ExactChecker()) == "PASS"
+    payload = torch.tensor([0x3F800000, 0x7FC00ABC], dtype=torch.int32).view(torch.float32)
+    assert verdict(torch.tensor([1.0, math.nan]), payload, ExactChecker()) == "PASS"
+    assert verdict(torch.tensor([1.0, 2.0]), payload, ExactChecker()) != "PASS"
     assert verdict(torch.arange(3), torch.arange(3) + 1, AllCloseValueChecker(atol=9.0)) == "FAIL"
 
 

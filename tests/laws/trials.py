@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import dumpcmp
+from dumpcmp.archive.paths import run_text
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.faults import Fault, on_output
 from dumpcmp.nouns.key import Key
@@ -271,7 +272,7 @@ class Trial:
         if is_told:  # the run knows that it wrote more than there is
             facts = next(room.glob("*/run.json"))
             said = json.loads(facts.read_text())
-            facts.write_text(json.dumps(said | {"num_records": said["num_records"] + 1}))
+            facts.write_text(run_text(said | {"num_records": said["num_records"] + 1}))
         return lost, room
 
 

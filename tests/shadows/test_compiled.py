@@ -196,6 +196,7 @@ class Normed(nn.Module):
         return self.last(y.flatten(1))  # type: ignore[no-any-return]
 
 
+@pytest.mark.long  # so it is in taps/inductor/test_norms.py, of more layers
 def test_a_gradient_that_is_nothing_but_rounding_is_right(tmp_path: Path) -> None:
     x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     for name, mode in (("eager", "eager"), ("compiled", dumpcmp.Compiled(twin=False))):

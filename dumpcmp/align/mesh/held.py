@@ -41,7 +41,7 @@ class RunFacts:
 
     num_ranks: int = 1
     declared: Declarations = field(default_factory=Declarations)
-    stopped: Mapping[int, str] = field(default_factory=dict)  # ranks that have less than others
+    stopped: Mapping[range, str] = field(default_factory=dict)  # ranks with less than others
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Held:
     def lost(self) -> str:
         """Which ranks may have had a share of the value, and stopped before; empty where none."""
         ranks = {record.rank for record in self.records}
-        lost = {r: why for r, why in self.facts.stopped.items() if r not in ranks}
+        lost = {run: why for run, why in self.facts.stopped.items() if run.start not in ranks}
         where = set(lost.values())
         return (
             f"{ranks_named(lost)} {where.pop() if len(where) == 1 else 'stopped'}" if lost else ""

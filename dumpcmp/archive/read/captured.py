@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,16 @@ class Captured(Loader, Mapping[Key, Record]):
         """The ranks that have written something."""
         return tuple(self._directories)
 
-    @cached_property
+    @property
     def missing_ranks(self) -> tuple[int, ...]:
         """The ranks of the run that have written nothing here."""
-        return tuple(rank for rank in range(self.world_size) if rank not in self._directories)
+        return tuple(rank for run in self.missing_runs for rank in run)
+
+    @cached_property
+    def missing_runs(self) -> tuple[range, ...]:
+        """The same as runs of numbers: an archive may claim any number of ranks."""
+        ends = [-1, *sorted(self._directories), self.world_size]
+        return tuple(range(a + 1, b) for a, b in pairwise(ends) if a + 1 < b)
 
     @cached_property
     def run(self) -> dict[int, dict[str, Any]]:
@@ -79,7 +85,7 @@ class Captured(Loader, Mapping[Key, Record]):
     @property
     def complete(self) -> bool:
         """Whether every rank is here, ended its capture in order, and has all steps it wrote."""
-        return not self.missing_ranks and not self.cut_short and not self._lost
+        return not self.missing_runs and not self.cut_short and not self._lost
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -89,7 +95,7 @@ class Captured(Loader, Mapping[Key, Record]):
             alike.setdefault(why, []).append(rank)
         parts = (part for step in self._steps.values() for part in step.parts.values())
         return (
-            *([f"{ranks_named(missing)} is missing"] if (missing := self.missing_ranks) else []),
+            *([f"{ranks_named(missing)} is missing"] if (missing := self.missing_runs) else []),
             *(f"{ranks_named(ranks)}: {why}" for why, ranks in alike.items()),
             *(f"rank {rank}: {why}" for rank, why in self._lost),
             *(

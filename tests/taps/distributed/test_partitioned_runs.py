@@ -13,6 +13,7 @@ from dumpcmp.comparing import compare
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.record import Kept
 from dumpcmp.nouns.row import Row, Verdict
+from tests.choosing_cases import long
 
 LAYOUTS = """
 mesh: tp=2
@@ -46,10 +47,10 @@ CLEAN = [
     ("golden-one", "sequence-2"),
     ("golden-experts", "experts-2"),
     ("golden-plain", "fsdp-tp-4"),
-    ("megatron-2", "megatron-4"),
     ("fsdp-2", "ddp-2"),
 ]
 LONG = [
+    ("megatron-2", "megatron-4"),
     ("golden-plain", "dtensor-4"),
     ("golden-fused", "megatron-4"),
     ("dtensor-2", "dtensor-4"),
@@ -298,7 +299,7 @@ def test_a_planted_fault_is_named_at_its_op_and_rank(
 DECLARED = ["layers.*.attn.o output.0=b s h", "*.attn.o/linear output.0=b s h[tp:partial]"]
 BY_DECLARATION = [
     ("forgotten all_reduce", "layers.1.attn.o", "the sum over the ranks is golden's value"),
-    ("bias on every rank", "layers.1.attn.o/linear", "off the op in float64"),
+    long("bias on every rank", "layers.1.attn.o/linear", "off the op in float64"),
 ]
 
 
