@@ -32,8 +32,8 @@ def command(
     """Run PROGRAM and PROGRAM2, find the first token in which they part, and compare it whole.
 
     Both run twice: first with Summaries of all tokens, which take little room, then with all values
-    of that token and the one before. A program is a script with its arguments, or -m and a module.
-    Exits as compare does.
+    of that token and the one before. Where a setting of training differs, once is enough. A program
+    is a script with its arguments, or -m and a module. Exits as compare does.
     """
     from dumpcmp.bisecting import bisect, parsed
     from dumpcmp.cli.compare import report

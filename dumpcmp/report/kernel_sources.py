@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -14,6 +15,7 @@ from dumpcmp.nouns.row import Row
 
 MOST_KERNELS = 8  # whose source a report has
 _MOST_LINES = 400  # of one
+_COMPUTES = re.compile(r"\btmp\d+\b")  # Inductor calls every value in a kernel so
 
 
 class KernelSource(NamedTuple):
@@ -23,13 +25,18 @@ class KernelSource(NamedTuple):
     file: str
     first: int  # number of the first line
     lines: tuple[str, ...]
-    meant: int  # the line that names the op, or else the first
+    meant: int  # the line that names the op, or else the first that computes, or the first
     roots: tuple[str, ...] = ()  # what begins to differ in it
 
-    def around(self, before: int, after: int) -> Iterator[tuple[int, str]]:
-        """The numbered lines about the one that is meant, without the indent that all have."""
-        start = max(0, self.meant - self.first - before)
-        chosen = self.lines[start : self.meant - self.first + after + 1]
+    def excerpt(self, most: int) -> Iterator[tuple[int, str]]:
+        """The numbered lines that compute, up to `most`, without the indent that all have.
+
+        Where there are more, those around the one that is meant.
+        """
+        computing = [n for n, line in enumerate(self.lines) if _COMPUTES.search(line)]
+        start, end = (computing[0], computing[-1] + 1) if computing else (0, len(self.lines))
+        start = max(start, min(self.meant - self.first - most // 2, end - most))
+        chosen = self.lines[start : min(end, start + most)]
         yield from enumerate(dedent("\n".join(chosen)).split("\n"), self.first + start)
 
 
@@ -64,8 +71,10 @@ def _source_in(file: Path, row: Row) -> KernelSource | None:
         return None
     first = code.count("\n", 0, code.index(source)) + 1
     lines = tuple(source.splitlines()[:_MOST_LINES])
-    named = (first + i for i, line in enumerate(lines) if i and _names(line, row))
-    return KernelSource(row.kernel, str(file), first, lines, next(named, first))
+    named = [n for n, line in enumerate(lines) if n and _names(line, row)]
+    computing = (n for n, line in enumerate(lines) if _COMPUTES.search(line))
+    meant = named[0] if named else next(computing, 0)
+    return KernelSource(row.kernel, str(file), first, lines, first + meant)
 
 
 def _names(line: str, row: Row) -> bool:

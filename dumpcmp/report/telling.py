@@ -16,6 +16,7 @@ from dumpcmp.nouns.spoken import counted
 from dumpcmp.report.kernel_sources import kernel_source
 
 _MOST = 5  # rows that are explained at once
+_MOST_CODE = 40  # lines of a kernel
 
 _ORIGINS = {
     Origin.EQUAL: "Both sides are the same, bit for bit.",
@@ -58,7 +59,9 @@ def words_of(outcome: Outcome, place: int) -> Iterator[str]:
         source = kernel_source(outcome, row)
         where = f", generated in {source.file}:{source.meant}" if source else ""
         yield f"  by the kernel {row.kernel}{where}"
-        yield from (f"    {n:5}  {line}" for n, line in (source.around(8, 12) if source else ()))
+        yield from (
+            f"    {n:5}  {line}" for n, line in (source.excerpt(_MOST_CODE) if source else ())
+        )
     taken = _made_of if row.key.slot.is_weight else _taken
     yield from (f"  {line}" for line in taken(outcome, row))
     yield from (f"  {line}" for line in _given(row))

@@ -162,11 +162,12 @@ def _kernel(outcome: Outcome, row: Row) -> Iterable[Text]:
         yield plain(f"  kernel {row.kernel}")
         return
     yield plain(f"  kernel {row.kernel}, generated in {source.file}:{source.meant}")
-    for number, line in source.around(4, 4):
+    for number, line in source.excerpt(_MOST_CODE):
         mark = ">" if number == source.meant else " "
         yield plain(f"    {mark}{number:5}  {line}")
 
 
+_MOST_CODE = 16  # lines of a kernel
 _MOST_ROWS = 200_000  # that are looked at for the inputs of a call
 _WHYS = {
     Why.LEAF: "this input or weight already differed before any recorded op ran",

@@ -11,9 +11,10 @@ from torch import nn
 
 from dumpcmp.comparing import compare
 from dumpcmp.dumping.capturing import capture
+from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.report.jsonfile import as_json
-from dumpcmp.report.kernel_sources import kernel_source, kernels_of
+from dumpcmp.report.kernel_sources import KernelSource, kernel_source, kernels_of
 from dumpcmp.report.telling import words_of
 from dumpcmp.report.terminal import show
 
@@ -66,11 +67,34 @@ def test_the_line_that_names_the_op_is_meant(outcome: Outcome) -> None:
     assert told is not None and told.file.endswith("code-0-forward.txt")
     written = Path(told.file).read_text().splitlines()
     assert written[told.meant - 1] == "        auto tmp1 = tmp0.tanh();"
-    assert list(told.around(0, 1)) == [
+    assert list(told.excerpt(9)) == [
         (told.meant, "auto tmp1 = tmp0.tanh();"),
         (told.meant + 1, "auto tmp2 = tmp1 * 1.01;"),
     ]
     assert "async_compile.wait" not in "\n".join(told.lines)
+
+
+def test_an_excerpt_has_the_lines_that_compute_and_of_many_those_around_the_one_meant() -> None:
+    lines = (
+        "void kernel()",
+        "{",
+        "    // prologue",
+        *(f"    auto tmp{n} = {n};" for n in range(30)),
+    )
+    told = KernelSource("k", "code.txt", 100, lines, 123)
+    assert [number for number, _ in told.excerpt(30)] == list(range(103, 133))
+    assert [number for number, _ in told.excerpt(4)] == [121, 122, 123, 124]
+    assert list(told._replace(meant=103).excerpt(1)) == [(103, "auto tmp0 = 0;")]
+    nothing = KernelSource("k", "code.txt", 5, ("call(", "x)"), 5)
+    assert list(nothing.excerpt(9)) == [(5, "call("), (6, "x)")]
+
+
+def test_where_no_line_names_the_op_the_first_that_computes_is_meant(outcome: Outcome) -> None:
+    root = outcome.roots[0]
+    lowered = replace(root, key=Key("Squashed", 0, Op("<root>/softplus"), 0, "output.0"))
+    told = kernel_source(outcome, lowered)
+    assert told is not None
+    assert told.lines[told.meant - told.first].strip() == "auto tmp1 = tmp0.tanh();"
 
 
 def test_it_stands_in_the_answer_in_explain_and_in_json(outcome: Outcome) -> None:

@@ -34,6 +34,26 @@ for step in range(9):
 """
 
 
+DRAWING = """
+import sys
+import torch
+
+change = sys.argv[1]
+torch.manual_seed(0)
+model = torch.nn.Linear(16, 16)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+for step in range(7):
+    loss = model(torch.randn(4, 16)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    if change == "betas" and step == 3:
+        optimizer.param_groups[0]["betas"] = 0.9, 0.95
+    if change == "clipped" and step >= 3:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    optimizer.step()
+"""
+
+
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The program's path; what would be a process of its own runs in this one."""
@@ -70,6 +90,24 @@ def test_the_step_is_found_and_kept_whole_and_no_other(program: str, every: str)
 def test_programs_that_are_the_same_run_once(program: str) -> None:
     told = bisected(program, "99", "99")
     assert told.exit_code == 0 and told.stdout.startswith("SAME")
+    assert not Path(program).with_name("room").joinpath("mine-whole").exists()
+
+
+def test_a_program_that_draws_its_batches_as_it_runs_repeats_itself(program: str) -> None:
+    Path(program).write_text(DRAWING)
+    told = bisected(program, "clipped", "none")
+    assert told.exit_code == 1, told.output
+    assert "token 4 is the first in which anything fails" in told.stderr
+    assert "only my run shows clip_grad_norm_ at token 3" in told.stdout
+
+
+def test_a_setting_that_changes_as_the_program_runs_is_the_one_root(program: str) -> None:
+    Path(program).write_text(DRAWING)
+    told = bisected(program, "betas", "none")
+    assert told.exit_code == 1, told.output
+    first = "DIFFERENT training at token 3: AdamW: groups[0]['betas'][1] is 0.999 in golden, 0.95"
+    assert told.stdout.startswith(first), told.stdout
+    assert "Further roots" not in told.stdout and "optimizer#" not in told.stdout
     assert not Path(program).with_name("room").joinpath("mine-whole").exists()
 
 
