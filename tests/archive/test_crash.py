@@ -20,7 +20,7 @@ from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
 from tests.archive.doomed import filling, name_of
 
-KILLS = int(os.environ.get("DUMPCMP_KILLS", "4"))
+KILLS = int(os.environ.get("DUMPCMP_KILLS", "2"))
 SEED = int(os.environ.get("DUMPCMP_SEED", "0"))
 PROMISE = 0.1  # seconds
 

@@ -358,6 +358,34 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     assert {name.op for name in Archive(tmp_path / "d")} == {"parent"}
 
 
+def test_no_thread_that_writes_is_there_when_a_process_forks(tmp_path: Path) -> None:
+    """Python warns of them, and a program that forks has none by itself."""
+    laid = threading.Event()
+
+    def work() -> None:
+        for number in range(400):
+            put(sink, key(f"other.{number}"), np.full(20_000, number))
+            laid.set()
+
+    with ArchiveWriter(tmp_path / "d") as sink:
+        for number in range(20):
+            put(sink, key(f"own.{number}"), np.full(20_000, number))
+            if not os.fork():
+                os._exit(0)
+            assert not [one for one in threading.enumerate() if one.name.startswith("dumpcmp")]
+        other = threading.Thread(target=work)  # who wakes them again at any moment
+        other.start()
+        laid.wait()
+        for _ in range(20):
+            if not os.fork():
+                os._exit(0)
+        other.join()
+    for _ in range(40):
+        assert os.wait()[1] == 0
+    found = Archive(tmp_path / "d")
+    assert len(found) == 420 and audit(tmp_path / "d").sound
+
+
 def test_the_ring_takes_what_shared_memory_allows_and_leaves_nothing(tmp_path: Path) -> None:
     assert rings.affordable(1 << 50) <= os.statvfs("/dev/shm").f_bavail * 4096
     assert rings.affordable(1 << 30, Path("/nowhere")) == 0

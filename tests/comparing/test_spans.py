@@ -225,6 +225,7 @@ def test_spans_of_another_count_and_selection(
     assert told(cut, tmp_path / "cut") == told(whole, tmp_path / "whole")
 
 
+@pytest.mark.long  # so it is of a smaller model, above
 def test_spans_of_a_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its steps hand a cache on, in which nothing may look like an input from outside."""
     decoder = SUBJECTS["decoder"]

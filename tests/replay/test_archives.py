@@ -49,13 +49,13 @@ MODELS: dict[str, Callable[[], Built]] = {
     "mamba": huggingface("Mamba", state_size=4),
 }
 CASES = [
-    *((model, "eager", torch.bfloat16) for model in ("decoder", "llama", "mamba")),
+    *((model, "eager", torch.bfloat16) for model in ("decoder", "mamba")),
     *((model, "aten", torch.bfloat16) for model in ("decoder", "mamba")),
     ("decoder", "fx", torch.bfloat16),
     ("mixtral", "eager", torch.float32),
 ]
 LONG = [
-    *((model, "eager", torch.bfloat16) for model in ("bert", "mixtral")),
+    *((model, "eager", torch.bfloat16) for model in ("bert", "llama", "mixtral")),
     *((model, "aten", torch.bfloat16) for model in ("llama", "mixtral", "bert")),
     ("bert", "fx", torch.float32),
 ]

@@ -23,7 +23,9 @@ def by_torch(rerun: Rerun, got: torch.Tensor, patch: pytest.MonkeyPatch) -> Repl
         return holding.hold(rerun, "output.0", got)
 
 
-@pytest.mark.parametrize("shape, dtype", list(product(SHAPES, DTYPES)), ids=str)
+@pytest.mark.each_value_once
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_numpy_and_torch_hold_alike(
     shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

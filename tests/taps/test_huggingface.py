@@ -76,7 +76,7 @@ SHARES = [
     long(partial(llama, 2), train, 1.0),
     long(gpt2, train, 1.0),
     long(partial(llama, 2), generate, 0.98),
-    (gpt2, generate, 0.98),
+    long(gpt2, generate, 0.98),
 ]
 NAMES = ["llama train", "two layers train", "gpt2 train", "llama generate", "gpt2 generate"]
 

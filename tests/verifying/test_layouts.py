@@ -147,6 +147,7 @@ def on_inductor() -> Callable[..., Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # breaks are tested with another backend, Inductor without a break
 def test_inductor_with_a_graph_break(on_inductor: Any) -> None:
     model = TwoConvs(breaks=True, dim=3, padding=1)  # the kernels of both are the same
     verify([image()], model, on_inductor(model), TRAIN)

@@ -28,6 +28,7 @@ COMMIT_SECONDS = 0.05  # half of what is promised: a commit itself takes time to
 GATHER_SECONDS = 0.01
 GATHER_NBYTES = 1 << 20
 LATEST_SECONDS = 0.5  # a commit of other parts does not wait longer for large values under way
+PAUSE_SECONDS = 1.0  # that a fork waits for the threads to end
 PATIENCE_SECONDS = 0.5  # a producer waits so long in all before the ring takes more memory
 
 
@@ -58,7 +59,8 @@ class Drain:
         self.open_parts: set[Part] = set()
         self._sequence = 1  # of the oldest record in the ring
         self._committed_at = 0.0
-        self._stopping = False
+        self._stopping = self._pausing = self._is_paused = False
+        self._turning = threading.Lock()  # whoever ends the thread for a while, or starts it again
         self._wake = threading.Event()
         self._stamps: deque[tuple[int, float]] = deque()  # when records came, every few ms
         self._pens = Pens()
@@ -66,9 +68,33 @@ class Drain:
         lookahead = Lookahead(self.pending, self.lock, ring.room, self._pens)
         self._scribe = Scribe(ring, self.pending, lookahead, self._flights, self.open_parts)
         self.arrivals = Arrivals(ring.room)
-        self._thread = threading.Thread(target=self._work, name="dumpcmp writer", daemon=True)
+        self._thread = self._new_thread()
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._work, name="dumpcmp writer", daemon=True)
 
     def start(self) -> None:
+        self._thread.start()
+
+    def pause(self) -> None:
+        """End the threads that write; who wakes them next starts them again.
+
+        A process that forks is warned of threads that it has besides its own.
+        """
+        with self._turning:
+            self._pausing = True
+        self._wake.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(PAUSE_SECONDS)  # the program goes on where a disk does not answer
+
+    def _go_on(self) -> None:
+        with self._turning:
+            self._pausing = False
+            if self._is_paused:
+                self._start_again()
+
+    def _start_again(self) -> None:
+        self._is_paused, self._thread = False, self._new_thread()
         self._thread.start()
 
     def submit(self, entry: Laid) -> None:
@@ -80,6 +106,8 @@ class Drain:
     def nudge(self) -> None:
         if not self._wake.is_set():
             self._wake.set()
+        if self._pausing:
+            self._go_on()
 
     def rouse(self) -> None:
         """Wake the thread, for whoever has laid down a record by a desk."""
@@ -90,7 +118,7 @@ class Drain:
         """Wait, with `lock` held, until `free()` or a failure: the disk is behind the model."""
         began = time.monotonic()
         while self.error is None and not free():
-            self._wake.set()
+            self.nudge()
             self.freed.wait(1.0)
             if overdue():
                 self._end_with(_no_answer())
@@ -118,7 +146,7 @@ class Drain:
         what was not written yet lies in the ring, where a repair finds it.
         """
         self._stopping = True
-        self._wake.set()
+        self.nudge()
         while self._thread.is_alive():
             self._thread.join(1.0)
             if self._thread.is_alive() and overdue():
@@ -127,13 +155,16 @@ class Drain:
         return True
 
     def _work(self) -> None:
+        is_pause = False
         try:
             while not self._stopping or self.pending or self._flights:
                 self._rest()
                 with self.working:
                     self._write_pending()
-                    if time.monotonic() - self._committed_at >= COMMIT_SECONDS:
+                    if self._pausing or time.monotonic() - self._committed_at >= COMMIT_SECONDS:
                         self._commit()
+                if is_pause := self._pausing and not self._stopping:
+                    return
             with self.working:
                 for part in sorted(self.open_parts, key=_step):
                     self._scribe.seal(part)
@@ -141,7 +172,18 @@ class Drain:
             self._fail(error)
         finally:
             self._pens.stop()
-            self.arrivals.stop()
+            if is_pause:
+                self._end_for_now()
+            else:
+                self.arrivals.stop()
+
+    def _end_for_now(self) -> None:
+        """The thread ends, unless somebody has asked for it since."""
+        with self._turning:
+            self.ring.asleep, self.ring.asked = True, False
+            self._is_paused = True
+            if self._stopping or not self._pausing:
+                self._start_again()
 
     def _rest(self) -> None:
         """Sleep until there is something to write or to commit."""

@@ -312,6 +312,11 @@ def _hold(directory: Path) -> int:
 _LIVE: weakref.WeakSet[ArchiveWriter] = weakref.WeakSet()
 
 
+def _before_fork() -> None:
+    for writer in list(_LIVE):
+        writer._drain.pause()
+
+
 def _after_fork() -> None:
     """Make all writers inert: a forked child has neither the thread nor the right to the ring.
 
@@ -328,4 +333,4 @@ def _after_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

@@ -35,6 +35,7 @@ def test_a_sound_run_ends_as_on_one_device(runs: Path, way: str) -> None:
     assert {Effect.STATE.op, Effect.OPTIMIZER.op} <= ends
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("fault", FAULTS[1:])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_rank_that_ends_otherwise_is_named(runs: Path, way: str, fault: str) -> None:

@@ -13,6 +13,7 @@ from dumpcmp.comparing import compare
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.record import Kept
 from dumpcmp.nouns.row import Row, Verdict
+from tests.choosing_cases import long
 
 LAYOUTS = """
 mesh: tp=2
@@ -298,7 +299,7 @@ def test_a_planted_fault_is_named_at_its_op_and_rank(
 DECLARED = ["layers.*.attn.o output.0=b s h", "*.attn.o/linear output.0=b s h[tp:partial]"]
 BY_DECLARATION = [
     ("forgotten all_reduce", "layers.1.attn.o", "the sum over the ranks is golden's value"),
-    ("bias on every rank", "layers.1.attn.o/linear", "off the op in float64"),
+    long("bias on every rank", "layers.1.attn.o/linear", "off the op in float64"),
 ]
 
 

@@ -174,6 +174,7 @@ def test_other_modes_name_compiled_functions_alike(mode: str, tmp_path: Path) ->
     assert not [row for row in outcome.rows if row.verdict.fails and row.target_key]
 
 
+@pytest.mark.long  # so it is in a model, in test_twin
 def test_what_only_a_twin_stores_says_so_in_a_function_too(tmp_path: Path) -> None:
     model = made()
     compiled = torch.compile(model.error)
