@@ -51,9 +51,8 @@ def _held(
         for rank, (value, layout) in enumerate(zip(values, layouts, strict=True))
         if rank not in missing
     )
-    facts = RunFacts(
-        len(values), declared or Declarations(), {range(n, n + 1): "is missing" for n in missing}
-    )
+    stopped = {range(rank, rank + 1): "is missing" for rank in missing}
+    facts = RunFacts(len(values), declared or Declarations(), stopped)
     return Held(records, lambda record: values[record.rank], facts)
 
 
