@@ -17,7 +17,7 @@ from dumpcmp.comparing import compare
 from dumpcmp.dumping.capturing import capture
 from dumpcmp.dumping.modes import Boundary, Compiled, PlainMode
 from dumpcmp.judge import Checker
-from dumpcmp.nouns.errors import CaptureWarning
+from dumpcmp.nouns.errors import CaptureWarning, SelectionError
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row
 from dumpcmp.pytorch.names import check_names
@@ -65,7 +65,7 @@ class Explanation:
 def explain(
     inputs: Any,
     golden: Callable[..., Any],
-    target: Callable[..., Any],
+    target: Callable[..., Any] | None = None,
     *,
     backward: bool = False,
     checker: Checker | None = None,
@@ -82,6 +82,11 @@ def explain(
         except VerificationError:
             print(explain([x], model, compiled))
     """
+    if target is None:
+        raise SelectionError(
+            "explain runs a golden and a target model on inputs, and was given no target",
+            hint="of two dumps: dumpcmp.compare(golden, mine), or dumpcmp explain MINE GOLDEN",
+        )
     check_names("verify", "verify --explain")
     arguments = as_inputs(inputs)
     way = _way_of(target)

@@ -7,7 +7,7 @@ import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -20,6 +20,7 @@ from dumpcmp.compacting import compact
 from dumpcmp.comparing import compare
 from dumpcmp.comparing.showing import told_of
 from dumpcmp.dumping.programs import Dumped, dump, script_program
+from dumpcmp.nouns.background import RunTold
 from dumpcmp.nouns.budgets import FIXTURE, Spending
 from dumpcmp.nouns.errors import ArchiveError, CaptureError
 from dumpcmp.nouns.files import replacing
@@ -150,9 +151,18 @@ def check_golden(
                 f"the program was not recorded: {why}",
                 hint="run it by itself first: dumpcmp dump --path d2 SCRIPT",
             )
-        outcome = compare(golden, mine, **options)
+        outcome = _lasting(compare(golden, mine, **options), is_kept=path is not None)
         told = dict(told_of(Archive(mine)).facts)
         return GoldenCheck(outcome, dumped, tuple(_differences(manifest["facts"], told)))
+
+
+def _lasting(outcome: Outcome, *, is_kept: bool) -> Outcome:
+    """`outcome` without what is gone once the check is over, or is of the check and no run."""
+    golden, mine = outcome.background.golden, outcome.background.target
+    facts = tuple(fact for fact in mine.facts if fact[0] != "command")
+    mine = RunTold(mine.path if is_kept else "", facts)
+    background = replace(outcome.background, golden=replace(golden, path=""), target=mine)
+    return replace(outcome, background=background)
 
 
 def _asked(asked: dict[str, Any]) -> dict[str, Any]:

@@ -133,6 +133,8 @@ def no_archive(path: Path) -> ArchiveError:
     )
     if not isinstance(path, RemotePath) and not path.exists():
         return ArchiveError(f"{path} does not exist", hint=hint)
+    if path.suffix == ".tar":
+        hint = f"a program is held against a fixture by: dumpcmp golden check {path} PROGRAM"
     lacks = "worldsize*_global_rank* directory"
     if path.is_dir() and any(_named_ranks(path)):
         lacks = f"{schema.RUN_FILE} and no part of a run, but files of another kind"

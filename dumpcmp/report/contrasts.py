@@ -41,6 +41,8 @@ def _came_otherwise(outcome: Outcome) -> bool:
 
 def _commands(golden: RunTold, mine: RunTold) -> Iterator[str]:
     """Which words of the command lines differ, each with the option that it belongs to."""
+    if not all(dict(side.facts).get("command") for side in (golden, mine)):
+        return
     ours, theirs = _words(golden), _words(mine)
     for kind, i, j, k, n in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
         if kind != "equal":

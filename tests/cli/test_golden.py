@@ -57,7 +57,15 @@ def test_a_fault_is_found_against_summaries(fixture: Path, tmp_path: Path) -> No
     told = golden("check", "--output", str(out), "--format", "markdown", str(fixture), str(script))
     assert told.exit_code == 1, told.output
     assert "down_proj" in told.output.splitlines()[0]
-    assert "down_proj" in (out / "compare.md").read_text()
+    report = (out / "compare.md").read_text()
+    assert "down_proj" in report and "dumpcmp explain MINE GOLDEN" in report
+    assert "tmp" not in report and "command:" not in report  # which are gone, or of the check
+
+
+def test_a_fixture_is_no_archive_and_says_what_to_do(fixture: Path) -> None:
+    with pytest.raises(DumpcmpError) as caught:
+        dumpcmp.compare(fixture, fixture.parent / "d1")
+    assert caught.value.hint and f"dumpcmp golden check {fixture} PROGRAM" in caught.value.hint
 
 
 def test_a_fixture_is_not_overwritten_unasked(fixture: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import dumpcmp
 from dumpcmp import (
     AllCloseValueChecker,
     AutomaticValueChecker,
@@ -27,7 +28,7 @@ from dumpcmp import (
     verify,
 )
 from dumpcmp.judge.conditions import Checker
-from dumpcmp.nouns.errors import CheckError, VerificationWarning
+from dumpcmp.nouns.errors import CheckError, SelectionError, VerificationWarning
 from dumpcmp.verifying import report_on
 
 X = torch.linspace(-3, 3, 4096).reshape(64, 64)
@@ -570,3 +571,9 @@ def test_the_fill_of_a_mask_hides_no_other_scale(fill: float) -> None:
     golden, same, scaled = (each.masked_fill(is_hidden, fill) for each in (X, X * 7 / 7, X * 1.2))
     assert report_on([X], giving(golden), giving(same)).passed
     assert not report_on([X], giving(golden), giving(scaled)).passed
+
+
+def test_two_dumps_are_not_explained_but_compared() -> None:
+    with pytest.raises(SelectionError, match="was given no target") as caught:
+        dumpcmp.explain("mine", "golden")  # type: ignore[arg-type]
+    assert "dumpcmp.compare(golden, mine)" in caught.value.hint
