@@ -171,11 +171,18 @@ def tracing_as_uncaptured(is_ours: Callable[[], bool]) -> Iterator[None]:
         return answer
 
     ours = {ask: answered(handlers[ask]) for ask, state in states.items() if state}
-    if not torch.cuda.is_available():  # where torch takes this for an op, and fails at it
-        ours[torch.cuda.is_current_stream_capturing] = lambda _, tx: build(tx, False)
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        # torch takes this for an op, and fails at it where no device is.
+        ours[torch.cuda.is_current_stream_capturing] = lambda _, tx: build(tx, _is_capturing())
     before = dict(handlers)
     with ExitStack() as undo:
         undo.callback(handlers.update, before)
         undo.callback(handlers.clear)
         handlers.update(ours)
         yield
+
+
+def _is_capturing() -> bool:
+    """Whether a CUDA graph is being captured, for which CUDA is not started."""
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return is_used and torch.cuda.is_current_stream_capturing()
