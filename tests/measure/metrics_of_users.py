@@ -76,13 +76,13 @@ def matching(golden: Any, target: Any) -> float:
 
 
 def waiting_in_c(*_: Any) -> Any:
-    return float(ctypes.PyDLL(None).pause())
+    return ctypes.PyDLL(None).pause()
 
 
 def deaf(golden: Any, target: Any) -> float:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    return waiting_in_c(golden, target)
+    return float(waiting_in_c())
 
 
 def ending(golden: Any, target: Any) -> float:
@@ -126,5 +126,5 @@ def doubled(golden: Any, target: Any) -> float:
 
 def blocking(golden: Any, target: Any) -> float:
     """Answers, and has its process read no array of the next question."""
-    metric_process._received = waiting_in_c
+    setattr(metric_process, "_received", waiting_in_c)  # noqa: B010 - not of its type
     return 1.0
