@@ -42,8 +42,8 @@ def bucket() -> Iterator[Bucket]:
 def cluster(mark: Path, bucket: Bucket) -> Iterator[Any]:
     quick = {
         "distributed.scheduler.allowed-failures": 1,
-        # So long after a worker died the cluster looks whether there is another of its name; where
-        # that one has just been killed as well, it would take it for lost, and end what replaces it.
+        # So long after a worker died the cluster looks whether another has its name. Where that one
+        # has just been killed as well, it takes it for lost, and ends what replaces it.
         "distributed.deploy.lost-worker-timeout": "1 hour",
     }
     options: dict[str, Any] = {

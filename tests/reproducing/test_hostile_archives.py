@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,10 @@ def test_names_stand_in_the_readme_and_in_comments_as_text(tmp_path: Path) -> No
     assert "\x1b" not in (made.path / "repro.py").read_text()
 
 
-def statement(slots: tuple[str, ...] = ("output.0",), **kwargs: Any) -> list[str]:
-    arguments = json.dumps({"args": [{"slot": "input.0"}], "kwargs": kwargs})
+def statement(
+    slots: tuple[str, ...] = ("output.0",), kwargs: Mapping[str, Any] | None = None
+) -> list[str]:
+    arguments = json.dumps({"args": [{"slot": "input.0"}], "kwargs": kwargs or {}})
     call = Call("Model", 0, Op("act/gelu"), 0, 0, GELU, "m.py:1", arguments=arguments)
     gives = {slot: f"v{number}" for number, slot in enumerate(slots)}
     return Statement(call, {"input.0": "x0"}, gives).lines()
@@ -88,16 +90,16 @@ def test_words_of_an_archive_are_names_numbers_or_refused(word: str) -> None:
     plain: Mapping[str, list[str]] = {
         "slot": statement(("output.0", "output.x")),
         "nested slot": statement(("output.0", "output.0.x")),
-        "keyword": statement(approximate="tanh"),
+        "keyword": statement(kwargs={"approximate": "tanh"}),
         "op": collective("all_reduce"),
         "group": collective("all_reduce"),
         "root": collective("broadcast", src=1),
         "sizes": collective("all_to_all", input_split_sizes=[1, 3]),
     }
-    made = {
+    made: Mapping[str, Callable[[], list[str]]] = {
         "slot": lambda: statement(("output.0", f"output.{word}")),
         "nested slot": lambda: statement(("output.0", f"output.0.{word}")),
-        "keyword": lambda: statement(**{word: "tanh"}),
+        "keyword": lambda: statement(kwargs={word: "tanh"}),
         "op": lambda: collective("all_reduce", op=word),
         "group": lambda: collective("all_reduce", group=[0, word]),
         "root": lambda: collective("broadcast", src=word),
@@ -115,7 +117,7 @@ def test_words_of_an_archive_are_names_numbers_or_refused(word: str) -> None:
 def test_values_of_arguments_stay_values(value: Any) -> None:
     """Texts are quoted; what cannot be read is refused."""
     try:
-        (line,) = statement(approximate=value)
+        (line,) = statement(kwargs={"approximate": value})
     except Unreplayable:
         return
     call = ast.parse(line).body[0]
