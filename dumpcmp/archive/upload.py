@@ -178,10 +178,9 @@ class _Room:
         if not ended:
             self.left.append(f"{self.directory} is still being written")
         elif not self.left:
-            facts = read_run(self.directory)
             if (manifest := self.directory / MANIFEST_FILE).is_file():
                 self._verified_write(MANIFEST_FILE, manifest.read_bytes())
-            self._verified_write(RUN_FILE, run_text(facts).encode())
+            self._verified_write(RUN_FILE, (self.directory / RUN_FILE).read_bytes())
         return ended
 
     def _files(self) -> Iterator[Path]:
