@@ -336,6 +336,8 @@ def test_a_capture_starts_no_cuda(
     def started(*_: object) -> None:
         raise AssertionError("CUDA is started")
 
+    import torch._dynamo  # which asks for devices when it traces
+
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     for asks in ("is_available", "device_count", "_lazy_init", "get_device_name"):
         monkeypatch.setattr(torch.cuda, asks, started)
