@@ -85,6 +85,9 @@ def bisect(
         raise ArchiveError(
             f"{room} is not empty", hint="give another --path; nothing is replaced here"
         )
+    for words in (golden, mine):
+        if not words[0].startswith("-") and not Path(words[0]).is_file():
+            raise SelectionError(f"{words[0]} is not a file", hint="give a script, or -m MODULE")
     stated = ("--seed", str(seed)) if seed is not None else ()
     grads = ("--backward",) if backward else ()
     programs = _Programs(golden, mine, room, (*stated, *grads), say)
@@ -138,14 +141,16 @@ def _check_repeats(before: tuple[Path, Path], now: tuple[Path, Path], step: int)
             )
 
 
-def parsed(program: str) -> list[str]:
-    """The words of a program, as a shell would have them."""
+def parsed(program: str, name: str) -> list[str]:
+    """The words of a program, as a shell would have them; a file's name is one word."""
+    if Path(program).is_file():
+        return [program]
     try:
         words = shlex.split(program)
     except ValueError as error:
-        raise SelectionError(f"--golden {program!r} cannot be read: {error}") from error
+        raise SelectionError(f"{name} {program!r} cannot be read: {error}") from error
     if not words:
-        raise SelectionError("--golden is empty", hint="give a script and its arguments in quotes")
+        raise SelectionError(f"{name} is empty", hint="give a script and its arguments in quotes")
     return words
 
 
