@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import h5py
 import numpy as np
 import pytest
 
 from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.upload import upload
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.compacting import compact
+from dumpcmp.golden import pack_golden
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.record import Record
 from tests.archive.values import key, loaded, parts, put
@@ -144,3 +148,64 @@ def test_links_to_other_places_are_not_followed(tmp_path: Path, depth: str) -> N
     if depth != "part":
         with pytest.raises(ArchiveError, match="symbolic link"):
             list(Archive(path))
+
+
+def outside(file: Path, secret: Path) -> None:
+    file.symlink_to(secret)
+
+
+def pipe(file: Path, _: Path) -> None:
+    os.mkfifo(file)
+
+
+def directory(file: Path, _: Path) -> None:
+    file.mkdir()
+
+
+@pytest.mark.parametrize(
+    "name", [".moved", ".uploaded", "run.json", "manifest.json", "Model/a.txt", ".compacting"]
+)
+@pytest.mark.parametrize("made", [outside, pipe, directory])
+def test_files_beside_the_parts_lead_nowhere(
+    tmp_path: Path, name: str, made: Callable[[Path, Path], None]
+) -> None:
+    """What they lead to is neither told, nor uploaded, nor packed, nor written to."""
+    path, secret = written(tmp_path / "d"), tmp_path / "secret"
+    secret.write_text("correct horse")
+    file = parts(path)[0].parents[2] / name
+    file.unlink(missing_ok=True)
+    made(file, secret)
+    told: list[str] = []
+    for act in (
+        lambda: told.extend(Archive(path).problems),
+        lambda: told.append(str(audit(path, repair=True))),
+        lambda: upload(path, f"memory://{tmp_path.name}/up"),
+        lambda: pack_golden(path, tmp_path / "golden.tar"),
+    ):
+        try:
+            act()
+        except (ArchiveError, IsADirectoryError) as error:
+            told.append(str(error))
+    assert "correct horse" not in "".join(told)
+    stored = fsspec.filesystem("memory").store
+    assert not any(b"correct horse" in each.getvalue() for each in stored.values())
+    assert secret.read_text() == "correct horse"
+    if (tmp_path / "golden.tar").exists():
+        assert b"correct horse" not in lzma.decompress((tmp_path / "golden.tar").read_bytes())
+
+
+@pytest.mark.parametrize("name", ["../evil", "run/../../evil", "a/./b", "run/.."])
+def test_a_store_that_lists_names_which_lead_out_is_refused(tmp_path: Path, name: str) -> None:
+    """A copy of it here would be written there."""
+    path, store = written(tmp_path / "d"), fsspec.filesystem("memory")
+    url = f"{tmp_path.name}/run"
+    store.put(f"{path}/", f"/{url}", recursive=True)
+    store.store[f"/{url}/{name}"] = store.store[next(k for k in store.store if "run.json" in k)]
+    for act in (
+        lambda: pack_golden(f"memory://{url}", tmp_path / "golden.tar"),
+        lambda: audit(f"memory://{url}", repair=True),
+        lambda: Archive(f"memory://{url}"),
+    ):
+        with pytest.raises(ArchiveError, match="whose name leads out of where it lies"):
+            act()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["d"]

@@ -228,6 +228,11 @@ class Targets:
         with suppress(DumpcmpError), unpacked_golden(self.room / "golden.tar") as (_, path):
             list(Archive(path))
 
+    def _fixture_facts(self, content: bytes) -> None:
+        with suppress(DumpcmpError):
+            asked = asked_in(content)
+            parse_mode(asked.options["mode"])
+
     def _report(self, content: bytes) -> None:
         (self.room / "compare.json").write_bytes(content)
         with suppress(DumpcmpError):
