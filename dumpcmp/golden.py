@@ -212,14 +212,14 @@ def _differences(golden: Mapping[str, str], mine: Mapping[str, str]) -> Iterator
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FixtureFacts:
     """What a fixture tells: how its run was dumped, in the words of `dump`, and where it ran."""
 
     options: Mapping[str, Any]
     facts: Mapping[str, str]
 
     @classmethod
-    def read(cls, content: bytes | None) -> Asked:
+    def read(cls, content: bytes | None) -> FixtureFacts:
         """The reverse of `_manifest`; ValueError and its like where that did not write it."""
         if content is None:
             raise ValueError(f"it has no {_MANIFEST}")
@@ -230,16 +230,17 @@ class Asked:
         if version != FIXTURE_VERSION:
             raise ValueError(f"it has version {version!a}, this dumpcmp knows {FIXTURE_VERSION}")
         facts = _one_of(told["facts"], dict)
-        return cls(_asked(_one_of(told["asked"], dict)), {name: str(fact) for name, fact in facts.items()})
+        options = _asked(_one_of(told["asked"], dict))
+        return cls(options, {name: str(fact) for name, fact in facts.items()})
 
 
 @contextmanager
-def unpacked_golden(fixture: Path) -> Iterator[tuple[Asked, Path]]:
+def unpacked_golden(fixture: Path) -> Iterator[tuple[FixtureFacts, Path]]:
     """The facts of a fixture, and its archive in a directory that is gone after the block."""
     with TemporaryDirectory(prefix="dumpcmp-") as room:
         try:
             _unpack_all(fixture, Path(room))
-            asked = Asked.read(own_bytes(Path(room, _MANIFEST), RUN.nbytes))
+            asked = FixtureFacts.read(own_bytes(Path(room, _MANIFEST), RUN.nbytes))
         except DumpcmpError:
             raise
         except Exception as error:  # of tarfile, of each way to compress, and of what is in it
