@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -209,3 +210,72 @@ def test_a_store_that_lists_names_which_lead_out_is_refused(tmp_path: Path, name
         with pytest.raises(ArchiveError, match="whose name leads out of where it lies"):
             act()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["d"]
+
+
+def filtered(group: h5py.Group) -> None:
+    """Elements behind a filter that would have to be loaded."""
+    made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    made.set_chunk((4,))
+    made.set_filter(32_015, h5py.h5z.FLAG_OPTIONAL, ())
+    space = h5py.h5s.create_simple((16,))
+    h5py.h5d.create(group.id, b"output.1", h5py.h5t.IEEE_F64LE, space, made).write_direct_chunk(
+        (0,), bytes(32)
+    )
+
+
+def nested(group: h5py.Group) -> None:
+    for _ in range(1000):
+        group = group.create_group("a")
+
+
+ODD: dict[str, Callable[[h5py.Group], object]] = {
+    "a filter": filtered,
+    "groups in groups": nested,
+    "as many chunks as elements": lambda g: g.create_dataset(
+        "output.1", data=np.ones(5000), chunks=(1,)
+    ),
+    "more elements than numbers": lambda g: g.create_dataset(
+        "output.1", (2**40, 2**40), "f8", chunks=(1, 1)
+    ),
+    "nothing": lambda g: g.create_dataset("output.1", data=h5py.Empty("f8")),
+    "texts": lambda g: g.create_dataset("output.1", (2,), h5py.string_dtype()),
+    "fields": lambda g: g.create_dataset("output.1", (2,), [("a", "f8"), ("b", "i4", (99,))]),
+    "references": lambda g: g.create_dataset("output.1", (2,), h5py.ref_dtype),
+    "lists": lambda g: g.create_dataset("output.1", (2,), h5py.vlen_dtype("f8")),
+    "words": lambda g: g.create_dataset("output.1", (4,), h5py.enum_dtype({"A": 0}, "i1")),
+    "other bytes": lambda g: g.create_dataset("output.1", data=np.arange(4, dtype=">f8")),
+    "many dims": lambda g: g.create_dataset("output.1", (1,) * 32, "f8"),
+    "a type": lambda g: g.file.__setitem__("first#0/output.1", np.dtype("f8")),
+    "itself": lambda g: g.__setitem__("output.1", h5py.SoftLink("/first#0/output.1")),
+    "its group": lambda g: g.__setitem__("output.1", g),
+    "attributes": lambda g: [g.attrs.create(f"a{n}", "x" * 99) for n in range(500)],
+    "a name": lambda g: g.file.__setitem__("evil\n\x1b[31m#0", g),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_other_things_that_hdf5_can_hold_are_read_or_refused_in_a_sentence(
+    tmp_path: Path, name: str
+) -> None:
+    path = written(tmp_path / "d")
+
+    def hold(file: h5py.File) -> None:
+        ODD[name](file["first#0"])
+
+    rewritten(parts(path)[0], hold)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def load_all() -> None:
+        archive = Archive(path)
+        for record in archive.values():
+            try:
+                archive.load(record)
+            except ArchiveError:
+                continue
+
+    for act in (lambda: audit(path), load_all, lambda: compact(path)):
+        try:
+            act()
+        except ArchiveError as error:
+            assert "\n" not in error.message
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20
