@@ -24,7 +24,7 @@ from xxhash import xxh3_128_hexdigest
 from dumpcmp.archive import schema
 from dumpcmp.archive.locks import COMPACTING, WRITING, is_held
 from dumpcmp.archive.stores.urls import RemotePath
-from dumpcmp.nouns.budgets import RUN
+from dumpcmp.nouns.budgets import RUN, TEXT, Spending
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.files import write_whole
 
@@ -192,6 +192,17 @@ def own_bytes(path: Path, most: int) -> bytes | None:
         return None
     with os.fdopen(descriptor, "rb") as file:
         return file.read(most)
+
+
+def own_text(path: Path) -> str:
+    """A text beside the parts, such as a graph; what is no letter in it is shown as that."""
+    if isinstance(path, RemotePath):
+        Spending(TEXT, path, path.stat().st_size)
+        return path.read_text(errors="replace")
+    content = own_bytes(path, TEXT.nbytes)
+    if content is None:
+        raise ArchiveError(f"{path} is no plain file of at most {TEXT.nbytes} bytes")
+    return content.decode(errors="replace")
 
 
 def own_files(directory: Path) -> Iterator[Path]:

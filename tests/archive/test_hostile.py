@@ -12,11 +12,13 @@ import fsspec
 import h5py
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.upload import upload
 from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.cli import main
 from dumpcmp.compacting import compact
 from dumpcmp.golden import pack_golden
 from dumpcmp.nouns.errors import ArchiveError
@@ -279,3 +281,15 @@ def test_other_things_that_hdf5_can_hold_are_read_or_refused_in_a_sentence(
         except ArchiveError as error:
             assert "\n" not in error.message
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20
+
+
+def test_texts_beside_the_parts_may_be_odd_and_not_large(tmp_path: Path) -> None:
+    path = written(tmp_path / "d")
+    text = parts(path)[0].parents[1] / "original-0.txt"
+    text.write_bytes(b"\xff\xfe def \x1b[31m forward\n")
+    shown = CliRunner().invoke(main, ["show", str(path), "--graph", "original"])
+    assert shown.exit_code == 0 and "forward" in shown.output and "\x1b" not in shown.output
+    with text.open("r+b") as file:
+        file.truncate(1 << 40)
+    refused = CliRunner().invoke(main, ["show", str(path), "--graph", "original"])
+    assert refused.exit_code == 2 and "is no plain file of at most" in refused.output
