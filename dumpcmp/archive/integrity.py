@@ -257,7 +257,7 @@ class _RankAudit:
     @property
     def _has_moved(self) -> bool:
         """Whether parts are in a store, and no longer here."""
-        return (self.directory / paths.MOVED).is_file()
+        return bool(paths.moved_to(self.directory))
 
     def _check_tokens(self, model: Path) -> None:
         """Find steps that are not there, although the capture was told to leave out none."""

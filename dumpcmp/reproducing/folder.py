@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dumpcmp.archive.paths import own_text
 from dumpcmp.archive.read.reader import Archive, source_of
 from dumpcmp.report.markdown import as_code, as_text
 from dumpcmp.reproducing.case import GuiltyKind, ReproCase, ShownBy
@@ -40,7 +41,7 @@ def environment(archive: Archive) -> dict[str, Any]:
 def kernel_source(case: ReproCase, archive: Archive) -> str:
     """The generated code of the kernel that computed it, where the run has kept it."""
     kernel = case.facts.get("kernel", "")
-    texts = (p.read_text() for (_, _, name), p in archive.texts.items() if name.startswith("code-"))
+    texts = (own_text(p) for (_, _, name), p in archive.texts.items() if name.startswith("code-"))
     sources = (source_of(text, kernel) for text in texts) if kernel else ()
     return next(filter(None, sources), "")
 

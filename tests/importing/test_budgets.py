@@ -93,6 +93,14 @@ GAPS = {
 }
 
 
+def test_rows_of_no_elements_are_counted(tmp_path: Path) -> None:
+    """As msit's converter writes them: each row is a value, and takes no byte here."""
+    path = tmp_path / "Add.Add_2.0.6.1706596911878000_min_max.npz"
+    np.savez(path, inputs=np.zeros((10**9, 0)))
+    with at_most(seconds=5), pytest.raises(BudgetError, match="more than 131072 names"):
+        import_dump(path, tmp_path / "out", format="torchair")
+
+
 @pytest.mark.parametrize("name", GAPS)
 def test_what_the_librarys_own_reader_refuses_is_refused(name: str, tmp_path: Path) -> None:
     entries, nbytes = GAPS[name]
