@@ -84,6 +84,7 @@ def dump(
     outputs, gradients, state and stdout are the same.
     """
     tap, mode = make_tap(**selection), parse_mode(mode)
+    certify = certify and not mode.certifies_itself
     retention = keep if isinstance(keep, Retention) else Retention(keep)
     if certify:
         check_certifiable(mode, dtype)
@@ -124,7 +125,7 @@ def dump(
         tuple(now.remarks()),
         error,
         certificate=told.get("certificate", {}).get("text", ""),
-        certified=told["certificate"]["holds"] if certify else None,
+        certified=told["certificate"]["holds"] if certify or mode.certifies_itself else None,
         compacted=beside.said,
         twins=told.get("twins", {}).get("text", ""),
         problem=stopped or beside.trouble,
