@@ -4,7 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from dumpcmp.cli import main
 from dumpcmp.comparing import compare
 from dumpcmp.dumping.programs import dump, script_program
 from dumpcmp.nouns.outcome import Outcome
@@ -32,6 +34,8 @@ def test_a_graft_is_proposed_with_my_program_and_its_words(
         dump(script_program("program.py", ("two words", layer)), name)
     outcome = compare("golden", "mine")
     assert graft_in(outcome).endswith("program.py 'two words' silu")
+    told = CliRunner().invoke(main, ["compare", "--my-path", "mine", "--golden-path", "golden"])
+    assert told.stdout.startswith("WRONG at 1/relu") and "nan" not in told.stdout
     facts = {**dict(outcome.background.target.facts), "program": "x.py; rm -rf $HOME"}
     told = replace(outcome.background.target, facts=tuple(facts.items()))
     hostile = replace(outcome, background=replace(outcome.background, target=told))
