@@ -35,7 +35,7 @@ def test_a_graft_is_proposed_with_my_program_and_its_words(
     outcome = compare("golden", "mine")
     assert graft_in(outcome).endswith("program.py 'two words' silu")
     told = CliRunner().invoke(main, ["compare", "--my-path", "mine", "--golden-path", "golden"])
-    assert told.stdout.startswith("WRONG at 1/relu") and "nan" not in told.stdout
+    assert told.exit_code == 1 and "at 1/relu" in told.stdout and "nan" not in told.stdout
     facts = {**dict(outcome.background.target.facts), "program": "x.py; rm -rf $HOME"}
     told = replace(outcome.background.target, facts=tuple(facts.items()))
     hostile = replace(outcome, background=replace(outcome.background, target=told))
