@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.compacting import compact
     from dumpcmp.comparing import Proposal, compare, propose_mapping
     from dumpcmp.dumping.capturing import capture, compiled_backend, fx_backend, save
+    from dumpcmp.dumping.onnx_runs import capture_onnx
     from dumpcmp.dumping.modes import Boundary, Compiled
     from dumpcmp.dumping.retention import Retention
     from dumpcmp.explaining import Explanation, explain
@@ -42,6 +43,7 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.reproducing import Repro, repro
     from dumpcmp.summary.summary import Summary
     from dumpcmp.taps.distributed.ranks import layout, microbatch, set_rank
+    from dumpcmp.taps.onnx.sessions import OnnxSettings
     from dumpcmp.taps.recording.padding import padded
     from dumpcmp.verifying import (
         Report, VerifyConfig, run_and_compare, same, verify, verify_correctness, verifying_backend,
@@ -53,11 +55,13 @@ __all__ = [
     "CheckError", "Checker", "Checkup", "Compiled", "Conclusion", "Conditions", "CosineChecker",
     "DumpcmpError", "EngineError", "ExactChecker", "Explanation", "Findings", "Fp64Checker",
     "FullValueChecker", "GoldenCheck", "GoldenFile", "GraftReport", "GraftedRun", "Imported",
-    "Judgement", "Key", "LayoutError", "Metrics", "MissingValueError", "NotCallableError", "Op",
+    "Judgement", "Key", "LayoutError", "Metrics", "MissingValueError", "NotCallableError",
+    "OnnxSettings", "Op",
     "Origin", "Outcome", "Page", "PartitionConfig", "PartitionError", "Proposal", "Record",
     "ReferenceChecker", "Replay", "Report", "Repro", "Retention", "RoundingChecker", "Row",
     "SelectionError", "Slot", "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError",
     "VerificationWarning", "VerifyConfig", "Why", "__version__", "activations", "audit", "capture",
+    "capture_onnx",
     "check", "check_golden", "check_partition_options", "compact", "compare", "compiled_backend",
     "explain", "fx_backend", "graft", "graft_all", "import_dump", "layout", "microbatch",
     "pack_golden", "padded", "page", "propose_mapping", "reference", "register_annotation", "repro",
@@ -75,6 +79,7 @@ _HOMES = {
     "compacting": "compact",
     "comparing": "Proposal compare propose_mapping",
     "dumping.capturing": "capture compiled_backend fx_backend save",
+    "dumping.onnx_runs": "capture_onnx",
     "dumping.modes": "Boundary Compiled",
     "dumping.retention": "Retention",
     "explaining": "Explanation explain",
@@ -100,6 +105,7 @@ _HOMES = {
     "reproducing": "Repro repro",
     "summary.summary": "Summary",
     "taps.distributed.ranks": "layout microbatch set_rank",
+    "taps.onnx.sessions": "OnnxSettings",
     "taps.recording.padding": "padded",
     "verifying": "Report VerifyConfig run_and_compare same verify verify_correctness "
     "verifying_backend",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.side import Side, StepName
-from dumpcmp.nouns.arithmetic import keeps_statistics
+from dumpcmp.nouns.arithmetic import keeps_statistics, moments_written
 from dumpcmp.nouns.effects import Effect, effect_of
 from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
@@ -24,11 +24,12 @@ from dumpcmp.shadows.proving import Proof, ProofAnswer, ProofFinding, StepProof
 from dumpcmp.shadows.starting import Before
 
 _MOST_BYTES = 1 << 31  # of a step in float64, on both sides
-_PLAIN = frozenset(("eager", "fx", "aten", "compiled"))
+_PLAIN = frozenset(("eager", "fx", "aten", "compiled", "onnx"))
 _SETTLED = (
     "the sides differ, but both programs give the same in float64, and every call that it "
     "depends on is right"
 )
+_ELSEWHERE = "the other side computes the same under another name"
 _ASKED = "right for what it was given, but asked for something else"
 _PLAINLY = frozenset((Verdict.PASS, Verdict.DTYPE, Verdict.EMPTY, Verdict.SKIPPED))
 _OPEN = frozenset((Verdict.FAIL, Verdict.UNPAIRED, Verdict.SHAPE, Verdict.INCONCLUSIVE))
@@ -169,7 +170,7 @@ def _is_other_result(row: Row) -> bool:
 def _excused(row: Row, proof: Proof, golden: Side, target: Side) -> Row:
     """A row of a step of which it is proven that both sides compute the same."""
     is_open = row.verdict in _OPEN and row.judgement.why is not Why.VOID
-    if not is_open or keeps_statistics(row.key.op):
+    if not is_open or _writes_moments(row, golden, target):
         return row
     if row.key.op == Effect.STATE.op:
         if row.golden_key is None or row.golden_key.slot not in proof.buffers:
@@ -180,6 +181,17 @@ def _excused(row: Row, proof: Proof, golden: Side, target: Side) -> Row:
     return replace(
         row, judgement=Judgement(verdict, _SETTLED, why=Why.RIGHT), root=False, cause=None
     )
+
+
+def _writes_moments(row: Row, golden: Side, target: Side) -> bool:
+    """Whether a call may have written to moments that later steps read: a norm in training."""
+    for side, key in ((golden, row.golden_key), (target, row.target_key)):
+        if key is None or not keeps_statistics(key.op):
+            continue
+        call = side.listing.calls.get(key.site)
+        if call is None or moments_written(call):
+            return True
+    return False
 
 
 def _is_shown(row: Row, proof: Proof, golden: Side, target: Side) -> bool:
@@ -210,6 +222,9 @@ class _Accusing:
 
     def accused(self, findings: Sequence[ProofFinding], first: ProofFinding) -> Sequence[Row]:
         """The rows, with the root where it was found; those that stand there already remain."""
+        known = [self._known_elsewhere(row) for row in self.rows]
+        if any(one is not other for one, other in zip(known, self.rows, strict=True)):
+            return replace(self, rows=known).accused(findings, first)
         roots = [row for row in self.rows if row.root and row.verdict.fails]
         is_program = first.answer is not ProofAnswer.DIFFERENT_START and not any(
             each.answer is ProofAnswer.WRONG for each in findings
@@ -227,6 +242,21 @@ class _Accusing:
         judgement = Judgement(Verdict.FAIL, self._reason(first), why=why)
         found[at] = replace(self.rows[at], judgement=judgement, root=True, cause=None)
         return found
+
+    def _known_elsewhere(self, row: Row) -> Row:
+        """A row of a value that one side alone has by this name, and the other by another."""
+        if row.verdict is not Verdict.UNPAIRED or row.key.op.is_effect:
+            return row
+        side, own, key = "golden", self.golden, row.golden_key
+        if key is None:
+            side, own, key = "target", self.target, row.target_key
+        if key is None or key not in own.listing.values:
+            return row
+        values = {ValueId(each.rank, key) for each in own.listing.values[key]}
+        if not values <= self.proof.common.get(side, set()):
+            return row
+        judgement = Judgement(Verdict.COVERED, _ELSEWHERE, why=Why.RIGHT)
+        return replace(row, judgement=judgement, root=False, cause=None)
 
     def _reason(self, finding: ProofFinding) -> str:
         side = self.golden if finding.side == "golden" else self.target

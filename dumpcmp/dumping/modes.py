@@ -27,6 +27,7 @@ _HOMES = {  # of the mode's capture: it is imported once the names of torch that
     "aten": "dumpcmp.taps.modes.aten:AtenCapture",
     "compiled": "dumpcmp.taps.inductor.compiled:CompiledCapture",
     "boundary": "dumpcmp.taps.modes.boundary:BoundaryCapture",
+    "onnx": "dumpcmp.taps.onnx.capture:OnnxCapture",
 }
 
 
@@ -40,6 +41,11 @@ class PlainMode:
     def options(self) -> dict[str, Any]:
         """What the capture is made with."""
         return {}
+
+    @property
+    def certifies_itself(self) -> bool:
+        """Whether each of its runs says if it is what it is without a capture."""
+        return self.name == "onnx"
 
     def facts(self) -> dict[str, Any]:
         """What run.json says of the mode, besides its name."""

@@ -84,6 +84,7 @@ def dump(
     outputs, gradients, state and stdout are the same.
     """
     tap, mode = make_tap(**selection), parse_mode(mode)
+    certify = certify and not mode.certifies_itself
     retention = keep if isinstance(keep, Retention) else Retention(keep)
     if certify:
         check_certifiable(mode, dtype)
@@ -102,7 +103,7 @@ def dump(
             retention,
             dtype=dtype,
             overwrite=overwrite,
-            facts={"seed": seed},
+            facts={"seed": seed, "program": _asked(program)},
             grafts=grafts,
         ) as now:
             watch(now)
@@ -124,7 +125,7 @@ def dump(
         tuple(now.remarks()),
         error,
         certificate=told.get("certificate", {}).get("text", ""),
-        certified=told["certificate"]["holds"] if certify else None,
+        certified=told["certificate"]["holds"] if certify or mode.certifies_itself else None,
         compacted=beside.said,
         twins=told.get("twins", {}).get("text", ""),
         problem=stopped or beside.trouble,
@@ -132,6 +133,10 @@ def dump(
         num_lost=max(0, now.counts.values - len(Archive(now.path))) if stopped else 0,
         nbytes_shared=now.progress.nbytes_shared,
     )
+
+
+def _asked(program: Callable[[], object]) -> str | None:
+    return program.asked if isinstance(program, CertifiedProgram) else None
 
 
 def cost_of(now: Capture, closing: float) -> str:

@@ -38,6 +38,7 @@ MANIFEST = Budget("manifest.json", 256 * MB)
 INDEX = Budget("an index of a part", 256 * MB)  # or a group of it
 TEXT = Budget("a text beside the parts", 256 * MB)
 JSON_REPORT = Budget("a JSON report", 2 << 30, nodes=50_000_000)
+ONNX = Budget("an ONNX protobuf", (2 << 30) - 1, nodes=1_000_000, depth=32)
 FIXTURE = Budget("a golden fixture", 16 << 30, names=100_000)
 METRIC = Budget("a pair of arrays of a --metric", 1 << 62, seconds=60.0)
 ALL = (

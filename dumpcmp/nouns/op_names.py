@@ -134,6 +134,84 @@ _SYNONYMS = _pairs("""
     unique2 > unique
     upsample_bilinear2d upsample_nearest2d > interpolate
 """)
+# What ops of ONNX, and those that ONNX Runtime fuses, do in torch's words.
+_EXPORTED = _pairs("""
+    onnx.Add > add
+    onnx.Sub > sub
+    onnx.Mul > mul
+    onnx.Div > div
+    onnx.Pow > pow
+    onnx.Neg > neg
+    onnx.Abs > abs
+    onnx.Exp > exp
+    onnx.Log > log
+    onnx.Sqrt > sqrt
+    onnx.Sin > sin
+    onnx.Cos > cos
+    onnx.Erf > erf
+    onnx.Tanh > tanh
+    onnx.Relu > relu
+    onnx.Sigmoid > sigmoid
+    onnx.Clip > clamp
+    onnx.Where > where
+    onnx.Cast > to
+    onnx.Equal > eq
+    onnx.Less > lt
+    onnx.Greater > gt
+    onnx.LessOrEqual > le
+    onnx.GreaterOrEqual > ge
+    onnx.Not > not
+    onnx.And > and
+    onnx.Or > or
+    onnx.MatMul com.microsoft.FusedMatMul > matmul
+    onnx.Gemm com.microsoft.FusedGemm > linear
+    onnx.Einsum > einsum
+    onnx.Conv com.microsoft.FusedConv com.microsoft.nchwc.Conv onnx.ConvTranspose > conv
+    onnx.BatchNormalization > batch_norm
+    onnx.InstanceNormalization > instance_norm
+    onnx.GroupNormalization > group_norm
+    onnx.LayerNormalization com.microsoft.SkipLayerNormalization > layer_norm
+    onnx.RMSNormalization onnx.SimplifiedLayerNormalization > rms_norm
+    com.microsoft.SkipSimplifiedLayerNormalization > rms_norm
+    onnx.Softmax > softmax
+    onnx.LogSoftmax > log_softmax
+    onnx.Gelu com.microsoft.Gelu com.microsoft.BiasGelu com.microsoft.FastGelu > gelu
+    onnx.Elu > elu
+    onnx.LeakyRelu > leaky_relu
+    onnx.HardSwish > hardswish
+    onnx.HardSigmoid > hardsigmoid
+    onnx.MaxPool com.microsoft.nchwc.MaxPool > max_pool2d
+    onnx.AveragePool com.microsoft.nchwc.AveragePool > avg_pool2d
+    onnx.GlobalAveragePool com.microsoft.nchwc.GlobalAveragePool > mean
+    onnx.ReduceMean > mean
+    onnx.ReduceSum > sum
+    onnx.ReduceMax > amax
+    onnx.ReduceMin > amin
+    onnx.ArgMax > argmax
+    onnx.ArgMin > argmin
+    onnx.TopK > topk
+    onnx.CumSum > cumsum
+    onnx.Concat > cat
+    onnx.Split > split
+    onnx.Reshape > reshape
+    onnx.Transpose > transpose
+    onnx.Squeeze > squeeze
+    onnx.Unsqueeze > unsqueeze
+    onnx.Expand > expand
+    onnx.Slice onnx.GatherND > getitem
+    onnx.Gather > embedding
+    onnx.GatherElements > gather
+    onnx.ScatterElements > scatter
+    onnx.ScatterND > setitem
+    onnx.Pad > pad
+    onnx.Trilu > tril
+    onnx.Resize > interpolate
+    onnx.GridSample > grid_sample
+    onnx.LSTM > lstm
+    onnx.GRU > gru
+    onnx.Attention com.microsoft.Attention > scaled_dot_product_attention
+    com.microsoft.MultiHeadAttention > scaled_dot_product_attention
+""")
 ATTENTION = "scaled_dot_product_attention"
 
 
@@ -182,6 +260,7 @@ def writes_in_place(target: str) -> bool:
 @cache
 def _work(function: str) -> str:
     name = plain_name(function).lstrip("_").removeprefix("native_")
+    name = _EXPORTED.get(name, name)
     if name.startswith("scaled_dot_product") and not name.endswith("_backward"):
         return ATTENTION
     return _SYNONYMS.get(name, name)

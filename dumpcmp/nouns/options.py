@@ -7,6 +7,8 @@ from typing import Any
 
 from dumpcmp.nouns.errors import SelectionError
 
+LEVELS = ("all", "layout", "extended", "basic", "off")  # of ONNX Runtime's graph optimisation
+
 
 def load(option: str, name: str) -> Any:
     """What ``pkg.mod:function`` names, as `option` was given it; the working directory counts."""

@@ -244,6 +244,7 @@ questions in torch.compile, or code that asks whether torch functions are overri
         torch._dynamo: allow_in_graph
         torch._dynamo.variables.torch: TorchInGraphFunctionVariable._get_handlers
 --mode eager
+--mode onnx
 --mode fx
 {_DYNAMO}
     to answer as if nothing were traced

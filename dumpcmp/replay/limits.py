@@ -51,6 +51,7 @@ _LIKE_FIRST = OpSet(
 )
 _PRODUCTS = OpSet("addmm baddbmm bmm dot matmul mm mv")
 _BY_ROWS = OpSet(("embedding", "linear", _ATTENTION))
+_MOST_SIZES = 64  # numbers of a tensor that may be a shape
 _COUNTS = OpSet("bincount one_hot")
 _CROSSED = OpSet("outer addr")  # of each element of one with each of the other
 
@@ -120,18 +121,35 @@ def _counted(name: str, ids: Tensor, arguments: CallArguments) -> float:
 
 def _as_meta(function: ReplayFunction, arguments: CallArguments) -> float:
     """Run the call without memory: tensors have shapes and no elements."""
-    try:
-        with torch.device("meta"):
-            result = function.run(*(shapes := arguments.mapped(_shape)).args, **shapes.kwargs)
-    except Exception as error:
-        return _by_value(function, arguments, error)
-    return float(sum(tensor.numel() for _, tensor in slots_of("", result)))
+    trouble: Exception | None = None
+    for shape in (_shape_but_sizes, _shape_but_numbers) if function.reads_sizes else (_shape,):
+        try:
+            with torch.device("meta"):
+                result = function.run(*(shapes := arguments.mapped(shape)).args, **shapes.kwargs)
+        except Exception as error:
+            trouble = trouble or error
+        else:
+            return float(sum(tensor.numel() for _, tensor in slots_of("", result)))
+    assert trouble is not None
+    return _by_value(function, arguments, trouble)
 
 
 def _shape(leaf: Any) -> Any:
     if isinstance(leaf, torch.device):
         return torch.device("meta")
     return leaf.detach().to("meta") if isinstance(leaf, Tensor) else leaf
+
+
+def _shape_but_sizes(leaf: Any) -> Any:
+    """The same; what may tell sizes keeps its numbers."""
+    is_float = isinstance(leaf, Tensor) and leaf.is_floating_point()
+    return _shape(leaf) if is_float else _shape_but_numbers(leaf)
+
+
+def _shape_but_numbers(leaf: Any) -> Any:
+    """The same; what may tell factors of sizes keeps its numbers, too."""
+    is_short = isinstance(leaf, Tensor) and leaf.ndim <= 1 and leaf.numel() <= _MOST_SIZES
+    return leaf if is_short else _shape(leaf)
 
 
 def _by_value(function: ReplayFunction, arguments: CallArguments, error: Exception) -> float:

@@ -6,13 +6,14 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from dumpcmp.nouns.op_names import OpSet, plain_name, plain_operator, writes_in_place
 from dumpcmp.replay.kinds import KINDS, FunctionKind
+from dumpcmp.replay.onnx_ops import named
 from dumpcmp.replay.references import reference_of
 from dumpcmp.replay.standins import stand_in
 from dumpcmp.replay.unreplayable import NothingToCheck, Unreplayable
@@ -45,6 +46,7 @@ class ReplayFunction:
     kind: FunctionKind
     changes_first: bool = False  # works in place on its first argument
     returns_nothing: bool = False  # its result is that argument
+    reads_sizes: bool = False  # what it gives out has sizes that it is given as numbers in tensors
 
 
 def function_named(target: str, ran_on: str = "cpu") -> ReplayFunction:
@@ -53,6 +55,8 @@ def function_named(target: str, ran_on: str = "cpu") -> ReplayFunction:
     Refused is whatever is not in the table of kinds: an archive decides which of these run, and
     nothing else.
     """
+    if "::" in target:
+        return _onnx_function(target)
     room, _, word = target.rpartition(".")
     if room == "torch.nn.init":
         raise NothingToCheck("it gives a weight its first numbers")
@@ -106,6 +110,29 @@ def _dispatched(target: str, ran_on: str) -> ReplayFunction:
             hint=f'register what it computes: dumpcmp.reference("{namespace}::{op}")',
         )
     return _aten_function(target, op, overload, ran_on)
+
+
+_ONNX = re.compile(r"([\w.-]+)::(\w+)\.(\d{1,9})")
+
+
+def _onnx_function(target: str) -> ReplayFunction:
+    """A node of an ONNX graph: ``onnx::Gemm.13`` is the op and the opset that it is of."""
+    found = _ONNX.fullmatch(target)
+    if found is None:
+        raise Unreplayable(f"{target} is not a function that can be run again")
+    domain, op, opset = found.groups()
+    told = reference_of(domain, op)
+    if told is not None:
+        return ReplayFunction(told, f"{domain}.{op}", FunctionKind.COMPOSES, reads_sizes=True)
+    known = named(domain, op)
+    if known is None:
+        raise Unreplayable(
+            f"{domain}::{op} is not in the table of ONNX ops",
+            hint=f'register what it computes: dumpcmp.reference("{domain}::{op}")',
+        )
+    run = partial(known.run, opset=int(opset)) if known.is_versioned else known.run
+    name = known.like or f"{domain}.{op}"
+    return ReplayFunction(run, name, known.kind, reads_sizes=True)
 
 
 @cache

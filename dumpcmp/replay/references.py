@@ -15,7 +15,7 @@ from dumpcmp.replay.arguments import CallArguments, changed
 from dumpcmp.replay.standins import grouped_mm
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_NAME = re.compile(r"\w+::\w+(\.\w+)?")
+_NAME = re.compile(r"\w[\w.-]*::\w+(\.\w+)?")
 _OWN: set[str] = set()  # ops whose own kernels for CPUs are right
 _REFERENCES: dict[str, Callable[..., Any]] = {
     "transformers::grouped_mm_fallback": grouped_mm,
@@ -63,7 +63,7 @@ def reference_of(
     told = _REFERENCES.get(names[0]) or _REFERENCES.get(names[1])
     if told is not None or ran_on == "cpu" or not any(name in _OWN for name in names):
         return told
-    packet = getattr(getattr(torch.ops, namespace), op, None)
+    packet = getattr(getattr(torch.ops, namespace, None), op, None)
     own = getattr(packet, overload or "default", None)
     return None if own is None else partial(_on_cpu, own)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Generic, NamedTuple, TypeVar
@@ -11,10 +13,16 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.value import DTYPES
+
 # Two float64 runs of one computation in another order part by about 2**-52 an op. 1e-9 leaves room
 # for a million of them, and lies below the rounding of float32 (6e-8) that two programs show which
 # are not the same.
 SAME = 1e-9
+# A program whose own numbers are rounded, such as the float32 attributes of an exported graph, is
+# known up to that: each number by half a unit, and a value between two that match by some of them.
+_NUM_ROUNDED = 16
+_within: ContextVar[float] = ContextVar("_within", default=SAME)
 # A mask's filling: elements that are one number but for what was added to it, far above all others.
 _ONE_NUMBER, _FAR = 2.5e-3, 1e-3
 # What a sum in float64 rounds, of terms as large as a few elements are: 2**9 roundings of it.
@@ -22,6 +30,22 @@ _SUMMED = 2.0**-43
 _COMPUTED = 1e4  # a filling above it is given, and nothing beside it is rounded as it is
 _BLOCK = 1 << 16
 T = TypeVar("T")
+
+
+def same() -> float:
+    """How far, of its size, one quantity may be apart in two programs."""
+    return _within.get()
+
+
+@contextmanager
+def numbers_rounded_to(dtypes: Iterable[str]) -> Iterator[None]:
+    """Know quantities again while the block runs of programs whose numbers are in these dtypes."""
+    rounded = [torch.finfo(getattr(torch, name)).eps / 2 for name in dtypes if name in DTYPES]
+    before = _within.set(max([SAME, *(_NUM_ROUNDED * unit for unit in rounded)]))
+    try:
+        yield
+    finally:
+        _within.reset(before)
 
 
 class Fingerprint(NamedTuple):
@@ -43,7 +67,7 @@ class Fingerprint(NamedTuple):
         return (
             self.is_permuted(other)
             and _near(self.ordered, other.ordered, self, other)
-            and abs(self.filled - other.filled) <= SAME
+            and abs(self.filled - other.filled) <= same()
         )
 
     def is_permuted(self, other: Fingerprint) -> bool:
@@ -53,13 +77,13 @@ class Fingerprint(NamedTuple):
             and _near(self.size, other.size, self, other)
             and _near(self.total, other.total, self, other)
             and _near(self.squares, other.squares, self, other)
-            and abs(self.filling - other.filling) <= SAME * abs(self.filling)
+            and abs(self.filling - other.filling) <= same() * abs(self.filling)
         )
 
 
 def _near(a: float, b: float, one: Fingerprint, other: Fingerprint) -> bool:
     beside = _rounded_beside(one.filling) * one.numel
-    return abs(a - b) <= SAME * max(one.size, other.size) + beside
+    return abs(a - b) <= same() * max(one.size, other.size) + beside
 
 
 def _rounded_beside(filling: float) -> float:
@@ -149,7 +173,7 @@ def same_elements(one: Tensor, other: Tensor) -> bool:
     sizes = other.abs()
     filling = _filling(sizes)
     seen = sizes if filling is None else sizes[~filling]
-    room = SAME * (sizes + _usual(seen)) + _SUMMED * float(seen.square().mean().sqrt())
+    room = same() * (sizes + _usual(seen)) + _SUMMED * float(seen.square().mean().sqrt())
     room += 0.0 if filling is None else _rounded_beside(float(sizes.max()))
     return bool(((one - other).abs() <= room).all())
 
@@ -176,8 +200,8 @@ class PrintIndex(Generic[T]):
     def near(self, wanted: Fingerprint) -> Iterator[tuple[Fingerprint, T]]:
         """What has the same elements, in whatever order."""
         sizes, things = self._by_numel.get(wanted.numel, ([], []))
-        at = bisect_left(sizes, wanted.size * (1 - 2 * SAME))
-        while at < len(sizes) and sizes[at] <= wanted.size * (1 + 2 * SAME):
+        at = bisect_left(sizes, wanted.size * (1 - 2 * same()))
+        while at < len(sizes) and sizes[at] <= wanted.size * (1 + 2 * same()):
             if wanted.is_permuted(things[at][0]):
                 yield things[at]
             at += 1

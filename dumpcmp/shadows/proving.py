@@ -13,6 +13,7 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge.tolerances import QUANTISED
 from dumpcmp.nouns.key import ROOT, Op, Slot
 from dumpcmp.shadows.anchors import Anchors, Refusal
+from dumpcmp.shadows.fingerprints import numbers_rounded_to
 from dumpcmp.shadows.frontier import (
     Guilt,
     KnownQuantities,
@@ -98,6 +99,8 @@ class Proof:
     right: dict[str, set[ValueId]] = field(default_factory=dict)  # what calls gave that effects
     # depend on, by side, where each computed what it was asked for
     idle: dict[str, set[ValueId]] = field(default_factory=dict)  # what nothing was made of, by side
+    common: dict[str, set[ValueId]] = field(default_factory=dict)  # slots, by side, of what the
+    # other run has too, under whatever name, where effects differ
     buffers: set[str] = field(default_factory=set)  # that are left the same, by golden's names
     lone: list[ProofFinding] = field(default_factory=list)  # effects that one side alone has
     levels: dict[tuple[ValueId, ValueId], str] = field(default_factory=dict)  # golden's value and
@@ -174,6 +177,16 @@ class StepProof:
 
     def ask(self, ours: StepOfModel, theirs: StepOfModel) -> Before | None:
         """Ask about its start and its program; returns the step for the next one to follow from."""
+        with numbers_rounded_to(self._dtypes_of_numbers()):
+            return self._ask(ours, theirs)
+
+    def _dtypes_of_numbers(self) -> Iterator[str]:
+        """In which dtypes programs have their own numbers, where that is not Python's."""
+        for archive in (self.golden, self.target):
+            for facts in archive.run.values():
+                yield str(facts.get("run", {}).get("numbers_in", ""))
+
+    def _ask(self, ours: StepOfModel, theirs: StepOfModel) -> Before | None:
         book, choices = Book(), Choices()
         start = Start(book, self.before, self.levels)
         programs = [
@@ -244,8 +257,9 @@ class StepProof:
     def ask_kernels(self) -> None:
         """Ask about the kernels of the step that was asked about."""
         if self._programs_asked is not None:
-            self._kernels(*self._programs_asked)
-            self._show()
+            with numbers_rounded_to(self._dtypes_of_numbers()):
+                self._kernels(*self._programs_asked)
+                self._show()
 
     def _show(self) -> None:
         """Say what the effects depend on that are the same, and of which every call is right."""
@@ -431,6 +445,12 @@ class StepProof:
         for in_any_order in (False, True):  # what only lies in another order may be meant, or not
             known = tuple(KnownQuantities(each, in_any_order) for each in (golden, target))
             theirs = frontier(target, [mine.effect.value for _, mine in differing], known[0])
+            self.proof.common = {
+                side: _slots_known(shadow, other)
+                for side, shadow, other in zip(
+                    ("golden", "target"), (golden, target), reversed(known), strict=True
+                )
+            }
             ours = frontier(golden, [its.effect.value for its, _ in differing], known[1])
             if (unsummed := _unsummed(target, theirs, known[0])) is not None:
                 node, reason = unsummed
@@ -510,6 +530,15 @@ class StepProof:
         """Add where runs part, of several places where they may."""
         self._add(answer, side, place, reason)
         self.proof.findings[-1] = replace(self.proof.findings[-1], is_confirmed=False)
+
+
+def _slots_known(shadow: Shadow, other: KnownQuantities) -> set[ValueId]:
+    """The slots of what a run has that the other has, too."""
+    found: dict[ValueId, bool] = {}
+    for value in shadow.program.places.values():
+        if value in shadow.quantities and value not in found:
+            found[value] = other.has(shadow.quantities[value])
+    return {place for place, value in shadow.program.places.items() if found.get(value)}
 
 
 def _unsummed(

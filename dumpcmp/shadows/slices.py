@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dumpcmp.shadows.fingerprints import SAME, Fingerprint, fingerprint, same_elements
+from dumpcmp.shadows.fingerprints import Fingerprint, fingerprint, same, same_elements
 from dumpcmp.shadows.quantities import Quantity
 
 _MOST_DIMS = 5  # that are put into every order
@@ -62,7 +62,7 @@ class Marginals:
         own, held = self.along(unequal[0]), whole.along(unequal[0])
         order = held[0].argsort()
         held = held[:, order]
-        least = SAME * own[0].clamp(min=float(own[0].mean()))
+        least = same() * own[0].clamp(min=float(own[0].mean()))
         first = torch.searchsorted(held[0].contiguous(), own[0] - least)
         near = first.clamp(max=held.shape[1] - 1)
         apart = (held[:, near] - own).abs()
@@ -94,7 +94,7 @@ class Marginals:
             return None
         (dim,) = unequal
         own, held = Marginals(part).along(dim), self.along(dim)
-        room = (2 * SAME * own[0].clamp(min=float(own[0].mean()))).tolist()
+        room = (2 * same() * own[0].clamp(min=float(own[0].mean()))).tolist()
         wanted, found = own.T.tolist(), enumerate(held.T.tolist())
         indices = []
         for least, sums in zip(room, wanted, strict=True):
@@ -128,7 +128,7 @@ def _windows(
     if span > sums.shape[1] or (stride > 1 and count == 1):
         return
     found = sums.unfold(1, span, 1)[..., ::stride].sum(-1)
-    least = SAME * part.size
+    least = same() * part.size
     near = ((found[0] - part.size).abs() <= least) & ((found[1] - part.total).abs() <= least)
     for at in near.nonzero().flatten().tolist():
         yield SlicePlace(dim, at, count, stride)

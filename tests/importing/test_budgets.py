@@ -154,7 +154,7 @@ def test_an_archive_that_claims_a_million_ranks_is_read_in_time(tmp_path: Path) 
         assert "999999" in repr(Archive(tmp_path / "d"))
         outcome = dumpcmp.compare(tmp_path / "d", tmp_path / "d")
         assert outcome.exit_code == 2
-        assert any("ranks 1-999998 is missing" in said for said in outcome.missing)
+        assert any("ranks 1-999998 are missing" in said for said in outcome.missing)
 
 
 def test_a_fixture_of_many_files_or_large_ones_is_refused(

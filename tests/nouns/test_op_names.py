@@ -202,6 +202,8 @@ NO_TABLES = {
     "replay/following.py": "lines of which an OpTable is made",
     "replay/indexing.py": "lines of which an OpTable is made",
     "replay/kinds.py": "lines of which an OpTable is made",
+    "replay/onnx_ops/moving.py": "words of attributes of ONNX",
+    "replay/onnx_ops/pooling.py": "words of attributes of ONNX",
     "report/csvfile.py": "names of columns",
     "report/earlier.py": "names of columns",
     "summary/packing.py": "names of numbers in a Summary",

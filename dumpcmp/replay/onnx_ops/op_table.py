@@ -1,0 +1,103 @@
+"""The table of ONNX ops: what each is called, what it computes, and its kind of arithmetic.
+
+A definition takes an op's inputs by position, None where one is left out, and its attributes by
+name. It is plain torch, and gives what its inputs' dtypes give: float64 where they are float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from dumpcmp.replay.kinds import FunctionKind
+from dumpcmp.replay.unreplayable import Unreplayable
+
+Definition = Callable[..., Any]
+_D = TypeVar("_D", bound=Definition)
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxOp:
+    """One op of the table."""
+
+    run: Definition
+    kind: FunctionKind
+    like: str = ""  # torch's function that takes the same arguments in the same order
+    is_versioned: bool = False  # it is another in other opsets: it takes `opset`
+
+
+_TABLE: dict[str, OnnxOp] = {}
+MICROSOFT = "com.microsoft"
+
+
+def define(
+    names: str, kind: FunctionKind, *, like: str = "", domain: str = "onnx", versioned: bool = False
+) -> Callable[[_D], _D]:
+    """Put a definition into the table under each of `names`."""
+
+    def put(definition: _D) -> _D:
+        for name in names.split():
+            _TABLE[f"{domain}::{name}"] = OnnxOp(definition, kind, like, versioned)
+        return definition
+
+    return put
+
+
+def also(names: str, definition: Definition, kind: FunctionKind, like: str = "") -> None:
+    """Put a function of torch that takes just the inputs into the table."""
+    for name in names.split():
+        _TABLE[f"onnx::{name}"] = OnnxOp(definition, kind, like)
+
+
+def named(domain: str, op: str) -> OnnxOp | None:
+    """The op of this name, if the table has it."""
+    return _TABLE.get(f"{domain}::{op}")
+
+
+def numbers(given: Tensor | Sequence[int] | None) -> list[int]:
+    """Whole numbers that an op is given as a tensor, or as an attribute."""
+    if given is None:
+        return []
+    if isinstance(given, Tensor):
+        if given.is_meta:
+            raise Unreplayable("how much it gives out is not told by shapes alone")
+        return [int(each) for each in given.reshape(-1).tolist()]
+    return [int(each) for each in given]
+
+
+def number(given: Tensor | float | None, default: float = 0.0) -> float:
+    """A number that an op is given as a tensor of one element."""
+    if given is None:
+        return default
+    if isinstance(given, Tensor):
+        if given.is_meta:
+            return default
+        return float(given.reshape(-1)[0])
+    return float(given)
+
+
+# The dtypes of ONNX by number.
+_DTYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
+    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64",
+    15: "complex128", 16: "bfloat16", 17: "float8_e4m3fn", 18: "float8_e4m3fnuz",
+    19: "float8_e5m2", 20: "float8_e5m2fnuz",
+}  # fmt: skip
+
+
+def dtype_numbered(number: int) -> torch.dtype:
+    """Torch's dtype of a number of ONNX."""
+    if number not in _DTYPES:
+        raise Unreplayable(f"torch has no dtype for ONNX's number {number}")
+    found: torch.dtype = getattr(torch, _DTYPES[number])
+    return found
+
+
+def wide_for(dtype: torch.dtype, *given: Tensor | None) -> torch.dtype:
+    """`dtype`, or float64 where it is one of floats and what is given is in float64."""
+    is_wide = any(each is not None and each.dtype == torch.float64 for each in given)
+    return torch.float64 if dtype.is_floating_point and is_wide else dtype

@@ -1,0 +1,1 @@
+"""Exported programs that ONNX Runtime runs: the graph that it really uses, and its values."""

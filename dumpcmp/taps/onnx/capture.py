@@ -1,0 +1,167 @@
+"""Captures ONNX models: each node of the graph that ONNX Runtime runs is a call of its op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dumpcmp.handlers import HOLD
+from dumpcmp.taps.modes.modules import ModuleCapture
+from dumpcmp.taps.onnx.model import OnnxModel, OnnxNode
+from dumpcmp.taps.recording.functions import Function
+from dumpcmp.taps.recording.models import Scope
+from dumpcmp.taps.recording.recorder import Recorder
+from dumpcmp.taps.recording.step import Step
+
+
+class OnnxCapture(ModuleCapture):
+    """Captures calls of OnnxModels; what torch computes beside them is not recorded."""
+
+    def __init__(self, recorder: Recorder, roots: Collection[nn.Module] = ()) -> None:
+        super().__init__(recorder, roots, mode=None)
+        self._models: dict[int, OnnxModel] = {}
+
+    def _is_root(self, module: nn.Module) -> bool:
+        return isinstance(module, OnnxModel) and super()._is_root(module)
+
+    def root_run(
+        self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Callable[..., Any]:
+        """What runs an OnnxModel tapped, and records its nodes."""
+        if not isinstance(module, OnnxModel):
+            return super().root_run(module, run, args, kwargs)
+        self._models[id(module)] = module
+        return partial(self._run, module)
+
+    def _run(self, model: OnnxModel, *args: Any, **kwargs: Any) -> Any:
+        fed = model.fed(args, kwargs)
+        outputs, tapped = model.tapping.run(fed)
+        step = self.step
+        outputs |= {name: tapped[name] for name in outputs if name in tapped}
+        if step is not None:
+            with HOLD:
+                try:
+                    _NodeRecorder(step, model, {**model.constants, **model.folded_values, **fed,
+                                                **tapped, **outputs}).record()  # fmt: skip
+                except Exception as error:
+                    self.recorder.give_up(error)
+        return model.result(outputs)
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json says: the certificate, and how each graph was tapped."""
+        told = [certificate_of(model) for model in self._models.values()]
+        facts = {**super().facts(), "numbers_in": numbers_in(self._models.values())}
+        if not told:
+            return {**facts, "certificate": {"holds": False, "text": "not certified: nothing ran"}}
+        worst = next((each for each in told if not each["holds"]), told[0])
+        settings = next(iter(self._models.values())).settings.facts()
+        return {**facts, "certificate": worst, "onnxruntime": settings}
+
+    def remarks(self) -> list[str]:
+        found = [
+            f"{len(model.tapping.untapped)} values could not be tapped: {name}: {why}"
+            for model in self._models.values()
+            for name, why in list(model.tapping.untapped.items())[:1]
+        ]
+        return [*super().remarks(), *found]
+
+
+def numbers_in(models: Iterable[OnnxModel]) -> str:
+    """The dtype that the graphs have their own numbers in: attributes are float32 at best."""
+    found = {
+        str(tensor.dtype).removeprefix("torch.")
+        for model in models
+        for tensor in model.constants.values()
+        if tensor.numel() == 1
+    }
+    return next((name for name in ("bfloat16", "float16") if name in found), "float32")
+
+
+def certificate_of(model: OnnxModel) -> dict[str, Any]:
+    """Whether the tapped run of a model is what ONNX Runtime does without a tap."""
+    tapping = model.tapping
+    turns, num_nodes = len(tapping.turns or ()), len(tapping.graph.graph.node)
+    compared = {"node": num_nodes, "output": tapping.num_outputs}
+    if tapping.problems or not turns:
+        why = tapping.problems[0] if tapping.problems else "nothing was run"
+        return {"holds": False, "text": f"not certified: {why}", "compared": compared}
+    said = (
+        f"certified: {num_nodes} nodes and {tapping.num_outputs} outputs as in an untapped session"
+    )
+    said += f", in {turns} turns" if turns > 1 else ""
+    return {"holds": True, "text": said, "compared": compared}
+
+
+NCHWC = "com.microsoft.nchwc"  # ops on images whose channels lie in blocks
+_BLOCKS = (16, 8, 4)
+
+
+def block_of_channels(nodes: Sequence[OnnxNode], values: Mapping[str, Tensor]) -> int:
+    """Of how many channels the blocks are in which ONNX Runtime lays images; 0: nothing tells.
+
+    The processor decides that, and no attribute: what puts the channels in order again shows it.
+    """
+    left = set(_BLOCKS)
+    for node in nodes:
+        names = (*node.inputs[:1], *node.outputs[:1])
+        if node.op != "ReorderOutput" or not all(name in values for name in names):
+            continue
+        blocked, plain = (values[name] for name in names)
+        plain = plain.movedim(-1, 1) if node.attributes.get("channels_last") else plain
+        left = {block for block in left if _is_laid(blocked, plain, block)}
+        if len(left) == 1:
+            break
+    return max(left) if left != set(_BLOCKS) and left else 0
+
+
+def _is_laid(blocked: Tensor, plain: Tensor, block: int) -> bool:
+    n, channels, *sizes = blocked.shape
+    if channels % block:
+        return False
+    laid = blocked.reshape(n, channels // block, *sizes, block).movedim(-1, 2)
+    return torch.equal(laid.reshape(n, channels, *sizes)[:, : plain.shape[1]], plain)
+
+
+class _NodeRecorder:
+    """Records the nodes of one run, each in the scope of its module."""
+
+    def __init__(self, step: Step, model: OnnxModel, values: Mapping[str, Tensor]) -> None:
+        self._step, self._model, self._values = step, model, values
+        self._scopes: dict[str, Scope] = {"": step.scopes.here}
+
+    def record(self) -> None:
+        self._block = block_of_channels(self._model.nodes, self._values)
+        base = self._step.scopes.here
+        try:
+            for node in self._model.nodes:
+                self._step.stand_in(self._scope(node.place.path), node.source)
+                self._record(node)
+        finally:
+            self._step.stand_in(base)
+
+    def _scope(self, path: str) -> Scope:
+        if path not in self._scopes:
+            self._scopes[path] = self._step.scopes.next_of(path)
+            self._step.reach(path)
+        return self._scopes[path]
+
+    def _record(self, node: OnnxNode) -> None:
+        taken = [self._values.get(name) if name else None for name in node.inputs]
+        while taken and taken[-1] is None:
+            taken.pop()
+        attributes = dict(node.attributes)
+        if node.domain == NCHWC and self._block:
+            attributes["block"] = self._block
+        call = self._step.function(Function(node.function, node.target), tuple(taken), attributes)
+        if call is None:
+            return
+        found = {
+            f"output.{at}": self._values[name]
+            for at, name in enumerate(node.outputs) if name in self._values
+        }  # fmt: skip
+        if self._step.tap.outputs:
+            self._step.store(call, list(found.items()))

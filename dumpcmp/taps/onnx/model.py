@@ -1,0 +1,205 @@
+"""An ONNX model as a module that can be called: ONNX Runtime runs it, node by node where captured.
+
+Its weights have the paths that they had in the model which was exported, where the file tells them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Self
+
+from torch import Tensor, nn
+
+from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.pytorch.trees import slots_of
+from dumpcmp.taps.onnx.folding import folded_nodes
+from dumpcmp.taps.onnx.places import NodePlace, NodePlaces
+from dumpcmp.taps.onnx.protobufs import attribute_tensors, attributes_of, read_model
+from dumpcmp.taps.onnx.sessions import GraphTapping, OnnxSettings, run_session, tapping
+from dumpcmp.taps.onnx.tensors import dtype_of, from_proto, to_ort
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+_STANDARD = ("", "ai.onnx")
+_MADE = re.compile(r"val_\d+|\w*const\w*|_to_copy.*")  # names that the exporter gives to constants
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OnnxNode:
+    """A node of the graph that runs: an op with its attributes, by the names of its values."""
+
+    name: str
+    domain: str  # "onnx", or "com.microsoft"
+    op: str
+    version: int  # of the domain's ops
+    inputs: tuple[str, ...]  # empty: left out
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]  # numbers, words, lists, and tensors
+    place: NodePlace
+    has_body: bool = False  # it runs a graph of its own
+
+    @property
+    def function(self) -> str:
+        """Its op as captures name it."""
+        return f"{self.domain}.{self.op}"
+
+    @property
+    def target(self) -> str:
+        """What a replay looks for in its table of ops."""
+        return f"{self.domain}::{self.op}.{self.version}"
+
+    @property
+    def source(self) -> str:
+        """The line of the program, and the name in the graph."""
+        return f"{self.place.line} {self.name}".strip()
+
+
+class OnnxModel(nn.Module):
+    """A model that ONNX Runtime runs; `close` it, or use it in a ``with`` block."""
+
+    def __init__(self, path: str | Path, settings: OnnxSettings | None = None) -> None:
+        super().__init__()
+        at = Path(path)
+        self.file = at
+        self.settings = settings or OnnxSettings()
+        self._room = TemporaryDirectory(prefix="dumpcmp-onnx-")
+        room = Path(self._room.name)
+        exported = None if at.suffix == ".ort" else read_model(at)
+        self.tapping: GraphTapping = tapping(at, self.settings, room)
+        self.places = NodePlaces() if exported is None else NodePlaces.of(exported)
+        graph = self.tapping.graph.graph
+        self.constants = {each.name: from_proto(each, room) for each in graph.initializer}
+        folded = [] if exported is None else folded_nodes(exported, at.parent, self.constants)
+        self.folded_values = {name: tensor for each in folded for name, tensor in each.values()}
+        for each in folded:
+            self.constants |= each.leaves
+        versions = {each.domain: each.version for each in self.tapping.graph.opset_import}
+        old = {} if exported is None else {e.domain: e.version for e in exported.opset_import}
+        self.nodes = [
+            *self._nodes([node for each in folded for node in each.nodes], old, room),
+            *self._nodes(graph.node, versions, room),
+        ]
+        self.inputs = list(self.tapping.plain.get_inputs())
+        self._plant()
+
+    def _nodes(
+        self, nodes: Sequence[NodeProto], versions: Mapping[str, int], room: Path
+    ) -> Iterator[OnnxNode]:
+        for node, place in zip(nodes, self.places.of_all(nodes), strict=True):
+            tensors = {n: from_proto(t, room) for n, t in attribute_tensors(node).items()}
+            plain = attributes_of(node)
+            if node.op_type == "Constant" and node.domain in _STANDARD:
+                continue
+            yield OnnxNode(
+                node.name, "onnx" if node.domain in _STANDARD else node.domain, node.op_type,
+                versions.get(node.domain, 1), tuple(node.input), tuple(node.output),
+                plain | tensors, place,
+                any(each.HasField("g") or each.graphs for each in node.attribute),
+            )  # fmt: skip
+
+    def _plant(self) -> None:
+        """Have weights at the paths that they had in the model that was exported."""
+        known = self.places.paths | {""}
+        for name, tensor in self.constants.items():
+            path, _, word = name.rpartition(".")
+            if not word.isidentifier() or path not in known or _MADE.fullmatch(name):
+                continue
+            holder: Any = self
+            for step in filter(None, path.split(".")):
+                if step not in holder._modules:
+                    holder.add_module(step, nn.Module())
+                holder = holder._modules[step]
+            if hasattr(holder, word):
+                continue
+            if tensor.is_floating_point():
+                weight = nn.Parameter(tensor, requires_grad=False)
+                holder.register_parameter(word, weight)
+                self.constants[name] = weight
+            else:
+                holder.register_buffer(word, tensor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files of the optimised graph."""
+        self._room.cleanup()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What ONNX Runtime gives: the output, or a tuple of them."""
+        feeds = {name: to_ort(tensor) for name, tensor in self.fed(args, kwargs).items()}
+        names = self.tapping.outputs
+        return self.result(run_session(self.tapping.plain, names, feeds))
+
+    def result(self, outputs: Mapping[str, Tensor]) -> Any:
+        """The outputs as a module returns them."""
+        given = tuple(outputs[name] for name in self.tapping.outputs if name in outputs)
+        if len(given) < len(self.tapping.outputs):
+            missing = next(name for name in self.tapping.outputs if name not in outputs)
+            raise CaptureError(f"output {missing} is no tensor, and dumpcmp knows nothing else")
+        return given[0] if len(given) == 1 else given
+
+    def fed(self, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The tensors of a call, by the names of the model's inputs: by name, the rest in order."""
+        named = {name: value for name, value in kwargs.items() if isinstance(value, Tensor)}
+        names = [each.name for each in self.inputs]
+        found = {name: named[name] for name in names if name in named}
+        others = {name: value for name, value in kwargs.items() if name not in found}
+        rest = [tensor for _, tensor in slots_of("", (args, others))]
+        left = [name for name in names if name not in found]
+        kinds = {each.name: each for each in self.inputs}
+        for name in left:
+            at = next((i for i, tensor in enumerate(rest) if _fits(kinds[name], tensor)), 0)
+            if not rest:
+                raise CaptureError(
+                    f"{self.file} takes {', '.join(names)}, and {name} was not given",
+                    hint="give it by name: in an .npz, or as a golden archive's input",
+                )
+            found[name] = rest[at]
+            rest = rest[at + 1 :]
+        for each in self.inputs:
+            found[each.name] = self._fitted(each, found[each.name])
+        return {name: found[name] for name in names}
+
+    def _fitted(self, told: Any, tensor: Tensor) -> Tensor:
+        name = dtype_of(told.type)
+        if not name:
+            raise CaptureError(f"input {told.name} of {self.file} is {told.type}, not a tensor")
+        if str(tensor.dtype) != (wanted := f"torch.{name}"):
+            raise CaptureError(
+                f"input {told.name} of {self.file} is {name}, and what was given is "
+                f"{str(tensor.dtype).removeprefix('torch.')}",
+                hint=f"convert it: {told.name}.to({wanted})",
+            )
+        return tensor
+
+
+def _fits(told: Any, tensor: Tensor) -> bool:
+    """Whether a tensor may be this input: an exporter leaves out those that nothing reads."""
+    sizes = list(told.shape or [])
+    is_dtype = str(tensor.dtype) == f"torch.{dtype_of(told.type)}"
+    return (
+        is_dtype
+        and len(sizes) == tensor.ndim
+        and all(
+            not isinstance(size, int) or size == n
+            for size, n in zip(sizes, tensor.shape, strict=True)
+        )
+    )
+
+
+def onnx_model(path: str | Path, settings: OnnxSettings | None = None) -> OnnxModel:
+    """The model at `path`, of a class that has the name of the one that was exported."""
+    made = OnnxModel(path, settings)
+    name = made.places.root
+    if name.isidentifier():
+        made.__class__ = type(name, (OnnxModel,), {"__module__": OnnxModel.__module__})
+    return made

@@ -1,0 +1,100 @@
+"""Tensors as torch has them, as ONNX files have them, and as ONNX Runtime takes and gives them."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dumpcmp.nouns.errors import CaptureError
+
+if TYPE_CHECKING:
+    from onnx import TensorProto
+
+# What numpy has no word for -> integers of the same width. ONNX calls them by number.
+_ODD = {"bfloat16": 16, "float8_e4m3fn": 17, "float8_e4m3fnuz": 18, "float8_e5m2": 19,
+        "float8_e5m2fnuz": 20}  # fmt: skip
+_INTEGERS = {1: torch.uint8, 2: torch.uint16}
+_ODD_NUMBERS = {number: name for name, number in _ODD.items()}
+_TYPES = {
+    "float": "float32", "double": "float64", "float16": "float16", "bfloat16": "bfloat16",
+    "bool": "bool", **{f"{u}int{n}": f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)},
+    "complex64": "complex64", "complex128": "complex128",
+    **{name.replace("_", ""): name for name in _ODD if name != "bfloat16"},
+}  # fmt: skip
+
+
+def dtype_of(kind: str) -> str:
+    """Torch's name of the dtype of ``tensor(float)``; empty for what is no tensor of numbers."""
+    if not (kind.startswith("tensor(") and kind.endswith(")")):
+        return ""
+    return _TYPES.get(kind[7:-1], "")
+
+
+def from_proto(tensor: TensorProto, room: Path) -> Tensor:
+    """The numbers of a tensor of a file, whose external data lies in `room`."""
+    import onnx
+
+    try:
+        array = onnx.numpy_helper.to_array(tensor, str(room))
+        return from_array(np.array(array))
+    except CaptureError:
+        raise
+    except Exception as error:  # whatever a damaged file makes of the reader
+        said = str(error).partition("\n")[0][:200]
+        raise CaptureError(f"the tensor {tensor.name!r} cannot be read: {said}") from None
+
+
+def from_array(array: np.ndarray[Any, Any]) -> Tensor:
+    """A tensor of numpy's array, those of dtypes that numpy has from elsewhere included."""
+    name = array.dtype.name
+    if name in _ODD:
+        return torch.from_numpy(array.view(f"u{array.itemsize}")).view(getattr(torch, name))
+    if name in ("int4", "uint4", "int2", "uint2"):
+        array = array.astype(np.int8 if name[0] == "i" else np.uint8)
+    if array.dtype.kind not in "biufc":
+        raise CaptureError(f"it holds {name}, which are no numbers")
+    return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+
+
+def to_ort(tensor: Tensor) -> Any:
+    """An OrtValue of the same numbers."""
+    from onnxruntime import OrtValue
+
+    plain = tensor.detach().cpu().contiguous()
+    name = str(plain.dtype).removeprefix("torch.")
+    if name in _ODD:
+        array = plain.view(_INTEGERS[plain.element_size()]).numpy()
+        return OrtValue.ortvalue_from_numpy_with_onnx_type(array, _ODD[name])
+    return OrtValue.ortvalue_from_numpy(plain.numpy())
+
+
+def from_ort(value: Any) -> Tensor:
+    """A tensor of the numbers of an OrtValue."""
+    name = _ODD_NUMBERS.get(value.element_type())
+    if name is None:
+        return from_array(np.array(value.numpy()))
+    shape = tuple(value.shape())
+    nbytes = value.tensor_size_in_bytes()
+    dtype: torch.dtype = getattr(torch, name)
+    if not nbytes:
+        return torch.empty(shape, dtype=dtype)
+    data = bytearray(ctypes.string_at(value.data_ptr(), nbytes))
+    return torch.frombuffer(data, dtype=dtype).reshape(shape)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same bytes; NaN are equal to themselves."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    if not one.numel():
+        return True
+    return bool(torch.equal(_bytes(one), _bytes(other)))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
