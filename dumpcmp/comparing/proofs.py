@@ -234,7 +234,8 @@ class _Accusing:
             told = self._as_programs(first) if is_program else self.rows
             return self._with_heirs(told, first) if is_told == self._is_exactly_at else told
         at = self._place_of(first)
-        if at is None or (roots and not first.is_confirmed):
+        is_cleared = is_program and all(map(self._is_right, roots))
+        if at is None or (roots and not first.is_confirmed and not is_cleared):
             return self._as_programs(first) if is_program else self.rows
         is_golden = first.side == "golden" and first.answer is ProofAnswer.WRONG
         why = Why.GOLDEN if is_golden else _WHY[first.answer]
@@ -243,18 +244,34 @@ class _Accusing:
         found[at] = replace(self.rows[at], judgement=judgement, root=True, cause=None)
         return found
 
+    @property
+    def _is_program(self) -> bool:
+        """Whether every call is right for what it was given."""
+        return not any(each.answer is ProofAnswer.WRONG for each in self.proof.findings)
+
+    def _is_right(self, row: Row) -> bool:
+        """Whether a row is right for what its call was given, as its own replay shows."""
+        is_told = row.judgement.why in (Why.LEAF, Why.CALL, Why.GOLDEN)
+        return row.replay is not None and row.replay.is_known and not is_told
+
     def _known_elsewhere(self, row: Row) -> Row:
-        """A row of a value that one side alone has by this name, and the other by another."""
-        if row.verdict is not Verdict.UNPAIRED or row.key.op.is_effect:
+        """A row of a value that one side has by this name, and the other by another.
+
+        Two values that were paired, and are others, may both be such: they are no pair.
+        """
+        is_alone = row.verdict is Verdict.UNPAIRED
+        is_mispaired = row.root and row.verdict is Verdict.FAIL and self._is_program
+        if row.key.op.is_effect or row.key.slot.is_weight or not (is_alone or is_mispaired):
             return row
-        side, own, key = "golden", self.golden, row.golden_key
-        if key is None:
-            side, own, key = "target", self.target, row.target_key
-        if key is None or key not in own.listing.values:
-            return row
-        values = {ValueId(each.rank, key) for each in own.listing.values[key]}
-        if not values <= self.proof.common.get(side, set()):
-            return row
+        for side, own, key in (
+            ("golden", self.golden, row.golden_key),
+            ("target", self.target, row.target_key),
+        ):
+            if key is None:
+                continue
+            values = {ValueId(each.rank, key) for each in own.listing.values.get(key, ())}
+            if not values or not values <= self.proof.common.get(side, set()):
+                return row
         judgement = Judgement(Verdict.COVERED, _ELSEWHERE, why=Why.RIGHT)
         return replace(row, judgement=judgement, root=False, cause=None)
 
