@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from dumpcmp.dumping.onnx_runs import inputs_from
 WORDS = ("attribute", "initialiser", "inputs", "axis", "cast", "kernel")
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 _FACTORS = {"epsilon": 1000.0, "alpha": 1.25, "beta": 1.25}
-_FLAGS = ("transA", "transB", "keepdims", "allowzero", "is_causal")
+_COMPUTING = ("Add", "Mul", "MatMul", "Gemm", "Conv", "Sigmoid", "Softmax")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +49,15 @@ def _attributes(graph: Any) -> Iterator[Change]:
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.name in _FACTORS and attribute.f:
-                yield lambda n=node, a=attribute: _scaled(n, a)
+                yield partial(_scaled, node, attribute)
             elif node.op_type == "Gelu" and attribute.name == "approximate":
-                yield lambda n=node, a=attribute: _word(
-                    n, a, b"tanh" if a.s == b"none" else b"none"
+                yield partial(
+                    _word, node, attribute, b"tanh" if attribute.s == b"none" else b"none"
                 )
             elif attribute.name == "pads" and len(set(attribute.ints)) == 1 and attribute.ints[0]:
-                yield lambda n=node, a=attribute: _shifted(n, a)
+                yield partial(_shifted, node, attribute)
             elif node.op_type == "Transpose" and len(attribute.ints) == 4:
-                yield lambda n=node, a=attribute: _permuted(n, a)
+                yield partial(_permuted, node, attribute)
 
 
 def _scaled(node: Any, attribute: Any) -> PlantedFault:
@@ -85,7 +86,7 @@ def _initialisers(graph: Any) -> Iterator[Change]:
         node = next((n for n in graph.node if tensor.name in n.input), None)
         array = onnx.numpy_helper.to_array(tensor)
         if node is not None and array.size > 1 and np.abs(array).max() < 1e4:
-            yield lambda n=node, t=tensor: _stale(n, t)
+            yield partial(_stale, node, tensor)
 
 
 def _stale(node: Any, tensor: Any) -> PlantedFault:
@@ -99,7 +100,7 @@ def _stale(node: Any, tensor: Any) -> PlantedFault:
 def _swapped(graph: Any) -> Iterator[Change]:
     for node in graph.node:
         if node.op_type in ("Sub", "Div", "Pow", "MatMul") and len(node.input) == 2:
-            yield lambda n=node: _swap(n)
+            yield partial(_swap, node)
 
 
 def _swap(node: Any) -> PlantedFault:
@@ -119,7 +120,7 @@ def _axes(graph: Any) -> Iterator[Change]:
                 "ArgMax",
             )
             if attribute.name == "axis" and is_free and attribute.i != 0:
-                yield lambda n=node, a=attribute: _other_axis(n, a)
+                yield partial(_other_axis, node, attribute)
 
 
 def _other_axis(node: Any, attribute: Any) -> PlantedFault:
@@ -131,9 +132,8 @@ def _casts(graph: Any) -> Iterator[Change]:
     """Where a cast to whole numbers is in excess, as where one to floats is missing."""
     known = {name for node in graph.node for name in node.output}
     for node in graph.node:
-        if node.op_type in ("Add", "Mul", "MatMul", "Gemm", "Conv", "Sigmoid", "Softmax"):
-            if node.input[0] in known:
-                yield lambda n=node: _rounded(graph, n)
+        if node.op_type in _COMPUTING and node.input[0] in known:
+            yield partial(_rounded, graph, node)
 
 
 def _rounded(graph: Any, node: Any) -> PlantedFault:
@@ -147,7 +147,7 @@ def _rounded(graph: Any, node: Any) -> PlantedFault:
     node.input[0] = f"{name}_1"
     for offset, each in enumerate(made):
         graph.node.insert(at + offset, each)
-    return PlantedFault("cast", node.name, f"{before} by way of int32")
+    return PlantedFault("cast", f"{name}_0", f"{before} by way of int32")
 
 
 _MAKERS: dict[str, Callable[[Any], Iterator[Change]]] = {
@@ -178,7 +178,7 @@ def dump_with_wrong_kernel(
             values = {**values, **rest, name: wrong}
             return {each: values.get(each, outputs[each]) for each in outputs}, values
 
-        tapping.run = altered
+        tapping.run = altered  # type: ignore[method-assign]
         run.model(*given.args, **(given.kwargs or {}))
     return chosen[0]
 

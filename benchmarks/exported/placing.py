@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import dumpcmp
@@ -20,19 +19,20 @@ def placed(outcome: Outcome, mine: dumpcmp.Archive, model: Any, fault: PlantedFa
         return UNKNOWN
     row = outcome.first_divergence
     key = row.target_key or row.golden_key
-    if row.target_key is not None and row.target_key.slot.is_weight:
-        name = f"{row.target_key.op}.{row.target_key.slot.name}".removeprefix("<root>.")
+    if key is not None and key.slot.is_weight:
+        name = f"{key.op}.{key.slot.name}".removeprefix("<root>.")
         if name == fault.initialiser:
             return EXACT
     graph = model.graph
-    ours = {node.name for node in graph.node if node.name == fault.node} or _inside(
-        graph, fault.node, ()
-    )
+    ours = _inside(graph, fault.node)
     if row.target_key is not None:
         call = mine.calls.get(row.target_key.site)
-        reported = _inside(
-            graph, call.source.rpartition(" ")[2] if call else "", _outputs(mine, row)
-        )
+        source = call.source if call else ""
+        if fault.word == "kernel" and source.endswith(fault.node):
+            return EXACT
+        if fault.word == "cast" and fault.node.removesuffix("_0") in source:
+            return EXACT
+        reported = _inside(graph, _node_in(source))
         away = _distance(graph, ours, reported)
         if away <= 2:
             return EXACT if away <= 1 else NEAR
@@ -43,15 +43,18 @@ def placed(outcome: Outcome, mine: dumpcmp.Archive, model: Any, fault: PlantedFa
     return ELSEWHERE
 
 
-def _outputs(mine: dumpcmp.Archive, row: Any) -> tuple[str, ...]:
-    del mine, row
-    return ()
+def _node_in(source: str) -> str:
+    """The node that a call's source names, behind the user's line."""
+    place, _, name = source.partition(" ")
+    return name if ":" in place and name else source
 
 
-def _inside(graph: Any, name: str, outputs: Iterable[str]) -> set[str]:
+def _inside(graph: Any, name: str) -> set[str]:
     """The exported nodes that a node of the optimised graph may be made of, by their names."""
-    del outputs
     known = {node.name for node in graph.node}
+    name = name.removeprefix("fused ").removesuffix("_nchwc")
+    makers = {value: node.name for node in graph.node for value in node.output}
+    name = makers.get(name, name)
     while name and name not in known:
         name = name.rpartition("/")[0]
     return {name} & known
@@ -83,5 +86,5 @@ def _path(graph: Any, name: str) -> str:
         def __init__(self) -> None:
             self.graph = graph
 
-    place = NodePlaces.of(_Graph()).by_node.get(name)  # type: ignore[arg-type]
+    place = NodePlaces.of(_Graph()).by_node.get(name)
     return place.path if place else ""

@@ -265,7 +265,8 @@ class ExpertDecoder(nn.Module):
         x = self.emb(ids)
         for norm, experts in zip(self.norms, self.experts, strict=True):
             x = x + experts(norm(x))
-        return self.head(x)
+        made: Tensor = self.head(x)
+        return made
 
 
 def experts() -> Built:
@@ -286,7 +287,8 @@ class Recurrent(nn.Module):
         x = F.relu(self.conv(x)).transpose(1, 2)
         x, _ = self.lstm(x)
         x, _ = self.gru(x)
-        return self.head(x).log_softmax(-1)
+        made: Tensor = self.head(x)
+        return made.log_softmax(-1)
 
 
 def recurrent() -> Built:
@@ -349,7 +351,8 @@ class Perceptron(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        made: Tensor = self.layers(x)
+        return made
 
 
 def perceptron() -> Built:
