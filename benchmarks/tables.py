@@ -57,6 +57,8 @@ TABLES: dict[str, str] = {
     "compact-speed": "compact_speed",
     "compacted-faults": "compacted_faults",
     "hypotheses": "hypotheses",
+    "onnx": "exported.table",
+    "onnx-held-out": "exported.held_out",
     "pages": "pages",
     "scale": "scale",
     "scale-workers": "scale_workers",

@@ -208,7 +208,8 @@ def onnx_run(words: tuple[str, ...], options: ExportedOptions) -> Callable[[], o
             "--mode onnx needs what the model is called with",
             hint="add --inputs golden_dump, or --inputs inputs.npz",
         )
-    from dumpcmp.dumping.onnx_runs import check_installed, inputs_from, onnx_program
+    from dumpcmp.dumping.onnx_runs import inputs_from, onnx_program
+    from dumpcmp.taps.onnx.protobufs import check_installed
     from dumpcmp.taps.onnx.sessions import OnnxSettings
 
     check_installed()

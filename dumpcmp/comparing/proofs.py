@@ -222,7 +222,7 @@ class _Accusing:
 
     def accused(self, findings: Sequence[ProofFinding], first: ProofFinding) -> Sequence[Row]:
         """The rows, with the root where it was found; those that stand there already remain."""
-        known = [self._known_elsewhere(row) for row in self.rows]
+        known = [self._known_elsewhere(row) if self._is_translated else row for row in self.rows]
         if any(one is not other for one, other in zip(known, self.rows, strict=True)):
             return replace(self, rows=known).accused(findings, first)
         roots = [row for row in self.rows if row.root and row.verdict.fails]
@@ -230,11 +230,12 @@ class _Accusing:
             each.answer is ProofAnswer.WRONG for each in findings
         )
         is_told = self._is_exactly_at if self._is_left_out(first) else self._is_at
-        if any(is_told(root, each) for root in roots for each in findings):
+        at = self._place_of(first)
+        is_cleared = self._is_translated and self._are_all_right and at is not None
+        if not is_cleared and any(is_told(root, each) for root in roots for each in findings):
             told = self._as_programs(first) if is_program else self.rows
             return self._with_heirs(told, first) if is_told == self._is_exactly_at else told
-        at = self._place_of(first)
-        if at is None or (roots and not first.is_confirmed):
+        if at is None or (roots and not first.is_confirmed and not is_cleared):
             return self._as_programs(first) if is_program else self.rows
         is_golden = first.side == "golden" and first.answer is ProofAnswer.WRONG
         why = Why.GOLDEN if is_golden else _WHY[first.answer]
@@ -243,18 +244,44 @@ class _Accusing:
         found[at] = replace(self.rows[at], judgement=judgement, root=True, cause=None)
         return found
 
+    @property
+    def _is_translated(self) -> bool:
+        """Whether a side is written in another language: its ops have names and orders of its own.
+
+        What was paired by these is little evidence then; what both sides have in float64 is.
+        """
+        archives = self.golden.archive, self.target.archive
+        runs = (facts.get("run", {}) for each in archives for facts in each.run.values())
+        return any("numbers_in" in run for run in runs)
+
+    @property
+    def _is_program(self) -> bool:
+        """Whether every call is right for what it was given."""
+        return not any(each.answer is ProofAnswer.WRONG for each in self.proof.findings)
+
+    @property
+    def _are_all_right(self) -> bool:
+        """Whether every call that effects depend on was looked at, on both sides, and is right."""
+        return self.proof.right.keys() == {"golden", "target"}
+
     def _known_elsewhere(self, row: Row) -> Row:
-        """A row of a value that one side alone has by this name, and the other by another."""
-        if row.verdict is not Verdict.UNPAIRED or row.key.op.is_effect:
+        """A row of a value that one side has by this name, and the other by another.
+
+        Two values that were paired, and are others, may both be such: they are no pair.
+        """
+        is_alone = row.verdict is Verdict.UNPAIRED
+        is_mispaired = row.root and row.verdict is Verdict.FAIL and self._is_program
+        if row.key.op.is_effect or row.key.slot.is_weight or not (is_alone or is_mispaired):
             return row
-        side, own, key = "golden", self.golden, row.golden_key
-        if key is None:
-            side, own, key = "target", self.target, row.target_key
-        if key is None or key not in own.listing.values:
-            return row
-        values = {ValueId(each.rank, key) for each in own.listing.values[key]}
-        if not values <= self.proof.common.get(side, set()):
-            return row
+        for side, own, key in (
+            ("golden", self.golden, row.golden_key),
+            ("target", self.target, row.target_key),
+        ):
+            if key is None:
+                continue
+            values = {ValueId(each.rank, key) for each in own.listing.values.get(key, ())}
+            if not values or not values <= self.proof.common.get(side, set()):
+                return row
         judgement = Judgement(Verdict.COVERED, _ELSEWHERE, why=Why.RIGHT)
         return replace(row, judgement=judgement, root=False, cause=None)
 

@@ -24,7 +24,7 @@ from dumpcmp.nouns.record import Kept
 from dumpcmp.nouns.selection import Selection, make_tap
 from dumpcmp.nouns.value import to_torch
 from dumpcmp.taps.onnx.model import OnnxModel, onnx_model
-from dumpcmp.taps.onnx.protobufs import INSTALL
+from dumpcmp.taps.onnx.protobufs import check_installed
 from dumpcmp.taps.onnx.sessions import OnnxSettings
 from dumpcmp.taps.onnx.tensors import from_array
 
@@ -38,15 +38,6 @@ class ModelInputs:
 
     args: tuple[Tensor, ...] = ()
     kwargs: Mapping[str, Tensor] | None = None
-
-
-def check_installed() -> None:
-    """Refuse where ONNX Runtime is not installed, which is an extra."""
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-    except ImportError as error:
-        raise CaptureError(f"--mode onnx needs {error.name}", hint=INSTALL) from None
 
 
 def inputs_from(source: str | os.PathLike[str]) -> list[ModelInputs]:

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.op_names import plain_name
+from dumpcmp.replay.arguments import read_arguments
+from dumpcmp.replay.inner_values import INNER_VALUES
 from dumpcmp.shadows.fingerprints import (
     Fingerprint,
     PrintIndex,
@@ -41,6 +44,7 @@ class KnownQuantities:
         every = {id(each): each for each in self.shadow.quantities.values()}
         every |= {id(each): each for each in self._weights()}
         self._own, self._prints = set(every), PrintIndex()
+        every |= {id(each): each for each in self._inner()}
         for each in every.values():
             try:
                 self._prints.add(each.print, each)
@@ -53,6 +57,18 @@ class KnownQuantities:
             if value.key.slot.is_weight and value not in self.shadow.quantities:
                 record = self.shadow.record(value)
                 yield self.shadow.book.leaf(identity(record), self.shadow.loader(value))
+
+    def _inner(self) -> Iterator[Quantity]:
+        """What composites go through: another program may have it as a value of its own."""
+        for node in self.shadow.program.nodes:
+            if node.own is None and plain_name(node.call.target) in INNER_VALUES:
+                try:
+                    given = {s: self.shadow.quantity(v).tensor for s, v in node.takes.items()}
+                    told = read_arguments(node.call.arguments, given)
+                    made = INNER_VALUES[node.call.target](*told.args, **told.kwargs)
+                    yield from [Quantity(_tensor=each) for each in made]
+                except (DumpcmpError, RuntimeError, TypeError):
+                    continue  # of this form of it nothing more is known than before
 
     def like(self, quantity: Quantity) -> list[Quantity]:
         """What the run has of the same elements, in whatever order."""

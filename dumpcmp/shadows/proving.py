@@ -260,6 +260,11 @@ class StepProof:
             with numbers_rounded_to(self._dtypes_of_numbers()):
                 self._kernels(*self._programs_asked)
                 self._show()
+                if self._wrong and not self.proof.common:
+                    golden, target = self.shadows
+                    self._know_in_common(
+                        golden, target, KnownQuantities(golden), KnownQuantities(target)
+                    )
 
     def _show(self) -> None:
         """Say what the effects depend on that are the same, and of which every call is right."""
@@ -445,12 +450,7 @@ class StepProof:
         for in_any_order in (False, True):  # what only lies in another order may be meant, or not
             known = tuple(KnownQuantities(each, in_any_order) for each in (golden, target))
             theirs = frontier(target, [mine.effect.value for _, mine in differing], known[0])
-            self.proof.common = {
-                side: _slots_known(shadow, other)
-                for side, shadow, other in zip(
-                    ("golden", "target"), (golden, target), reversed(known), strict=True
-                )
-            }
+            self._know_in_common(golden, target, *known)
             ours = frontier(golden, [its.effect.value for its, _ in differing], known[1])
             if (unsummed := _unsummed(target, theirs, known[0])) is not None:
                 node, reason = unsummed
@@ -479,6 +479,14 @@ class StepProof:
             place = _ProofPlace.of_value(target, differing[0][1].effect.value)
             reason = "each value that it is made of stands on both sides, in another order"
             self._suppose("target", place, reason)
+
+    def _know_in_common(
+        self, golden: Shadow, target: Shadow, its: KnownQuantities, mine: KnownQuantities
+    ) -> None:
+        """Note what both runs have; a run on several ranks has parts of what golden has."""
+        if golden.program.is_whole and target.program.is_whole:
+            found = {"golden": _slots_known(golden, mine), "target": _slots_known(target, its)}
+            self.proof.common = found
 
     def _add_guilt(self, found: Guilt, ours: Sequence[Node]) -> None:
         node = found.node

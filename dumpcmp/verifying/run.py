@@ -24,18 +24,18 @@ from dumpcmp.verifying.keeping import keep
 from dumpcmp.verifying.observe import Cotangents, Observation, as_inputs, observe
 from dumpcmp.verifying.pairs import Left, Way, paired, row_of, unlike_leaves, without_noise
 from dumpcmp.verifying.report import Report
-from dumpcmp.verifying.words import asked
+from dumpcmp.verifying.words import Given, asked
 
 
 def verify(
     inputs: Any,
-    golden: Callable[..., Any] | None = None,
-    target: Callable[..., Any] | None = None,
+    golden: Given | None = None,
+    target: Given | None = None,
     config: VerifyConfig | None = None,
     with_backward: bool = False,
     *,
-    framework_model: Callable[..., Any] | None = None,
-    compiled_model: Callable[..., Any] | None = None,
+    framework_model: Given | None = None,
+    compiled_model: Given | None = None,
     verify_cfg: VerifyConfig | None = None,
 ) -> Report:
     """Hold `target` against `golden` on `inputs`, and raise VerificationError if they differ.
@@ -47,6 +47,10 @@ def verify(
 
         report = verify([x], model, torch.compile(model))
         golden_outputs, target_outputs = report
+
+    A side that is a path names an exported model, which ONNX Runtime runs:
+
+        verify([x], model, "model.onnx")
     """
     theirs = framework_model, compiled_model, verify_cfg
     asks = asked(golden, target, config, with_backward, *theirs)

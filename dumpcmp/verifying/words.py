@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any
 
 from dumpcmp.nouns.errors import CheckError, NotCallableError
 from dumpcmp.verifying.config import VerifyConfig, given
+from dumpcmp.verifying.model_files import callable_of
 
 Runnable = Callable[..., Any]
+Given = Runnable | str | PathLike[str]  # a path names a model in a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +23,12 @@ class Wanted:
 
 
 def asked(
-    golden: Runnable | None,
-    target: Runnable | None,
+    golden: Given | None,
+    target: Given | None,
     config: VerifyConfig | None,
     with_backward: bool,
-    framework_model: Runnable | None,
-    compiled_model: Runnable | None,
+    framework_model: Given | None,
+    compiled_model: Given | None,
     verify_cfg: VerifyConfig | None,
 ) -> Wanted:
     """The two models and the config: each said once, in our words or in tt-forge's."""
@@ -35,7 +38,8 @@ def asked(
         if model is None:
             raise NotCallableError(f"no {word} is given", hint="verify(inputs, golden, target)")
     config = given(_one("config", config, "verify_cfg", verify_cfg)) or VerifyConfig()
-    return Wanted(ours, theirs, replace(config, backward=True) if with_backward else config)
+    config = replace(config, backward=True) if with_backward else config
+    return Wanted(callable_of(ours), callable_of(theirs), config)
 
 
 def _one(word: str, value: Any, other: str, again: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from dumpcmp.nouns.outcome import Conclusion
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
+
+from benchmarks.exported.faults import dump_with_wrong_kernel  # noqa: E402 - it needs onnx
 
 
 class Attention(nn.Module):
@@ -190,3 +193,25 @@ def test_a_live_session_is_wrapped(exported: dict[str, Path], tmp_path: Path) ->
     assert np.array_equal(made, session.run(None, {"ids": IDS.numpy()})[0])
     (facts,) = dumpcmp.Archive(tmp_path / "mine").run.values()
     assert facts["run"]["certificate"]["holds"]
+
+
+def test_verify_takes_the_path_of_a_model(exported: dict[str, Path], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Decoder().eval()
+    report = dumpcmp.verify([IDS], model, exported["dynamo"])
+    assert report.passed
+    faulty = altered(exported["dynamo"], tmp_path / "faulty.onnx", larger_weight)
+    with pytest.raises(dumpcmp.VerificationError):
+        dumpcmp.verify([IDS], model, str(faulty))
+
+
+def test_a_wrong_kernel_is_told_at_its_node(exported: dict[str, Path], tmp_path: Path) -> None:
+    fault = dump_with_wrong_kernel(
+        exported["golden"], exported["dynamo"], tmp_path / "mine", random.Random(1)
+    )
+    outcome = dumpcmp.compare(exported["golden"], tmp_path / "mine")
+    assert outcome.conclusion is Conclusion.WRONG, outcome.headline
+    assert outcome.first_divergence is not None
+    key = outcome.first_divergence.target_key
+    assert key is not None
+    assert dumpcmp.Archive(tmp_path / "mine").calls[key.site].source.endswith(fault.node)

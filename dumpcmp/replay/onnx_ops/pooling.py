@@ -1,4 +1,4 @@
-"""Windows over images: pooling, resizing, sampling of grids, and layouts in blocks of channels."""
+"""Windows over images: pooling, resizing, sampling of grids, and ORT's own forms of these."""
 
 from __future__ import annotations
 
@@ -319,109 +319,47 @@ def _overlap(first: Tensor, last: Tensor, one: int, other: int) -> float:
     return common / whole if whole else 0.0
 
 
-# Blocks of channels, in which the CPU's convolutions of ONNX Runtime lie
-
-
-def _block_of(channels: int, weight: Tensor) -> int:
-    """Of how many channels the blocks are: what a weight is padded to."""
-    for block in (16, 8):
-        if weight.shape[0] % block == 0 and channels % block == 0:
-            return block
-    raise Unreplayable("how its channels lie is not told")
-
-
-def _plain(x: Tensor, block: int) -> Tensor:
-    """An image whose channels lie in blocks, as they would lie without."""
-    n, c, *sizes = x.shape
-    return x.reshape(n, c // block, *sizes, block).movedim(-1, 2).reshape(n, c, *sizes)
-
-
-def _blocked(x: Tensor, block: int) -> Tensor:
-    n, c, *sizes = x.shape
-    short = -c % block
-    if short:
-        x = torch.cat([x, x.new_zeros((n, short, *sizes))], 1)
-    c += short
-    return x.reshape(n, c // block, block, *sizes).movedim(2, -1).reshape(n, c, *sizes)
+# Images that ONNX Runtime has with their channels in blocks are recorded with these in order
 
 
 @define("ReorderInput", _MOVES, domain=NCHWC)
-def _reorder_input(x: Tensor, channels_last: int = 0, block: int = 0) -> Tensor:
-    if not block:
-        raise Unreplayable("how its channels lie is not told")
-    return _blocked(x.movedim(-1, 1) if channels_last else x, block)
+def _reorder_input(x: Tensor, channels_last: int = 0, block: int = 1) -> Tensor:
+    plain = x.movedim(-1, 1) if channels_last else x
+    short = -plain.shape[1] % block
+    if not short:
+        return plain.clone()
+    return torch.cat([plain, plain.new_zeros((plain.shape[0], short, *plain.shape[2:]))], 1)
 
 
 @define("ReorderOutput", _MOVES, domain=NCHWC)
-def _reorder_output(x: Tensor, channels: int, channels_last: int = 0, block: int = 0) -> Tensor:
-    if not block:
-        raise Unreplayable("how its channels lie is not told")
-    plain = _plain(x, block).narrow(1, 0, channels)
-    return plain.movedim(1, -1) if channels_last else plain
+def _reorder_output(x: Tensor, channels: int, channels_last: int = 0) -> Tensor:
+    plain = x.narrow(1, 0, channels)
+    return plain.movedim(1, -1).clone() if channels_last else plain.clone()
 
 
 @define("Conv", _COMPOSES, domain=NCHWC)
 def _blocked_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, added: Tensor | None = None,
-    activation: str = "", activation_params: Sequence[float] = (), group: int = 1, block: int = 0,
-    **told: Any,
+    activation: str = "", activation_params: Sequence[float] = (), **told: Any,
 ) -> Tensor:  # fmt: skip
-    if not block:
-        raise Unreplayable("how its channels lie is not told")
-    outward, inward, *kernel = weight.shape
-    seen = x
-    if group > 1 and inward == 1:  # one filter for each channel
-        plain_weight = weight.reshape(outward // block, *kernel, block).movedim(-1, 1)
-        plain_weight = plain_weight.reshape(outward, 1, *kernel)
-        seen = _plain(x, block)
-    elif inward % block == 0:  # OIHWBiBo
-        whole = weight.reshape(outward // block, inward // block, *kernel, block, block)
-        plain_weight = whole.movedim((-1, -2), (1, 3)).reshape(outward, inward, *kernel)
-        seen = _plain(x, block)
-    else:  # OIHWBo: what it is given is an image of a few channels
-        whole = weight.reshape(outward // block, inward, *kernel, block)
-        plain_weight = whole.movedim(-1, 1).reshape(outward, inward, *kernel)
-    made = conv(seen, plain_weight, bias, group=group, **told)
-    made = made if added is None else made + _plain(added, block)
-    return _blocked(behind(activation, *activation_params)(made), block)
-
-
-@define("MaxPool", _MOVES, domain=NCHWC)
-def _blocked_max_pool(x: Tensor, block: int = 0, **told: Any) -> Tensor:
-    if not block:
-        raise Unreplayable("how its channels lie is not told")
-    return _blocked(max_pool(_plain(x, block), **told)[0], block)
-
-
-@define("AveragePool", _SUMS, domain=NCHWC)
-def _blocked_average_pool(x: Tensor, block: int = 0, **told: Any) -> Tensor:
-    if not block:
-        raise Unreplayable("how its channels lie is not told")
-    return _blocked(average_pool(_plain(x, block), **told), block)
-
-
-@define("GlobalAveragePool", _SUMS, domain=NCHWC)
-def _blocked_global_average(x: Tensor, block: int = 0) -> Tensor:
-    if not block:
-        raise Unreplayable("how its channels lie is not told")
-    return _blocked(global_average_pool(_plain(x, block)), block)
-
-
-@define("GlobalMaxPool", _MOVES, domain=NCHWC)
-def _blocked_global_max(x: Tensor, block: int = 0) -> Tensor:
-    if not block:
-        raise Unreplayable("how its channels lie is not told")
-    return _blocked(global_max_pool(_plain(x, block)), block)
+    made = conv(x, weight, bias, **told)
+    made = made if added is None else made + added
+    return behind(activation, *activation_params)(made)
 
 
 @define("Upsample", _COMPOSES, domain=NCHWC)
 def _blocked_upsample(
     x: Tensor, scales: Sequence[int] = (), mode: str = "nearest",
-    coordinate_transformation_mode: str = "asymmetric", block: int = 0,
+    coordinate_transformation_mode: str = "asymmetric",
 ) -> Tensor:  # fmt: skip
-    if not block:
-        raise Unreplayable("how its channels lie is not told")
     factors = torch.tensor([float(each) for each in scales], dtype=torch.float64, device="cpu")
-    made = _resize(_plain(x, block), None, factors, mode=mode, nearest_mode="floor",
-                   coordinate_transformation_mode=coordinate_transformation_mode)  # fmt: skip
-    return _blocked(made, block)
+    return _resize(
+        x, None, factors, mode=mode, nearest_mode="floor",
+        coordinate_transformation_mode=coordinate_transformation_mode,
+    )  # fmt: skip
+
+
+define("MaxPool", _MOVES, domain=NCHWC)(max_pool)
+define("AveragePool", _SUMS, domain=NCHWC)(average_pool)
+define("GlobalAveragePool", _SUMS, domain=NCHWC)(global_average_pool)
+define("GlobalMaxPool", _MOVES, domain=NCHWC)(global_max_pool)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dumpcmp.handlers import HOLD
 from dumpcmp.taps.modes.modules import ModuleCapture
+from dumpcmp.taps.onnx.blocked_images import NCHWC, PlainImages
 from dumpcmp.taps.onnx.model import OnnxModel, OnnxNode
 from dumpcmp.taps.recording.functions import Function
 from dumpcmp.taps.recording.models import Scope
@@ -96,45 +96,16 @@ def certificate_of(model: OnnxModel) -> dict[str, Any]:
     return {"holds": True, "text": said, "compared": compared}
 
 
-NCHWC = "com.microsoft.nchwc"  # ops on images whose channels lie in blocks
-_BLOCKS = (16, 8, 4)
-
-
-def block_of_channels(nodes: Sequence[OnnxNode], values: Mapping[str, Tensor]) -> int:
-    """Of how many channels the blocks are in which ONNX Runtime lays images; 0: nothing tells.
-
-    The processor decides that, and no attribute: what puts the channels in order again shows it.
-    """
-    left = set(_BLOCKS)
-    for node in nodes:
-        names = (*node.inputs[:1], *node.outputs[:1])
-        if node.op != "ReorderOutput" or not all(name in values for name in names):
-            continue
-        blocked, plain = (values[name] for name in names)
-        plain = plain.movedim(-1, 1) if node.attributes.get("channels_last") else plain
-        left = {block for block in left if _is_laid(blocked, plain, block)}
-        if len(left) == 1:
-            break
-    return max(left) if left != set(_BLOCKS) and left else 0
-
-
-def _is_laid(blocked: Tensor, plain: Tensor, block: int) -> bool:
-    n, channels, *sizes = blocked.shape
-    if channels % block:
-        return False
-    laid = blocked.reshape(n, channels // block, *sizes, block).movedim(-1, 2)
-    return torch.equal(laid.reshape(n, channels, *sizes)[:, : plain.shape[1]], plain)
-
-
 class _NodeRecorder:
     """Records the nodes of one run, each in the scope of its module."""
 
-    def __init__(self, step: Step, model: OnnxModel, values: Mapping[str, Tensor]) -> None:
+    def __init__(self, step: Step, model: OnnxModel, values: dict[str, Tensor]) -> None:
         self._step, self._model, self._values = step, model, values
         self._scopes: dict[str, Scope] = {"": step.scopes.here}
 
     def record(self) -> None:
-        self._block = block_of_channels(self._model.nodes, self._values)
+        images = PlainImages(self._values, dict(self._model.named_weights()))
+        self._block = images.put_in_order(self._model.nodes)
         base = self._step.scopes.here
         try:
             for node in self._model.nodes:
@@ -154,7 +125,7 @@ class _NodeRecorder:
         while taken and taken[-1] is None:
             taken.pop()
         attributes = dict(node.attributes)
-        if node.domain == NCHWC and self._block:
+        if node.domain == NCHWC and node.op == "ReorderInput":
             attributes["block"] = self._block
         call = self._step.function(Function(node.function, node.target), tuple(taken), attributes)
         if call is None:

@@ -84,6 +84,7 @@ class OnnxModel(nn.Module):
             *self._nodes([node for each in folded for node in each.nodes], old, room),
             *self._nodes(graph.node, versions, room),
         ]
+        self._exported = exported
         self.inputs = list(self.tapping.plain.get_inputs())
         self._plant()
 
@@ -122,6 +123,20 @@ class OnnxModel(nn.Module):
                 self.constants[name] = weight
             else:
                 holder.register_buffer(word, tensor)
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The filters that the file has, by name: ORT may lay out its own otherwise."""
+        for each in self._exported.graph.initializer if self._exported is not None else ():
+            if len(each.dims) == 4:
+                planted = self._planted(each.name)
+                yield (
+                    each.name,
+                    planted if planted is not None else from_proto(each, self.file.parent),
+                )
+
+    def _planted(self, name: str) -> Tensor | None:
+        """A weight of this name that this module has already."""
+        return next((w for path, w in self.named_parameters() if path == name), None)
 
     def __enter__(self) -> Self:
         return self

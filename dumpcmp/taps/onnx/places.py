@@ -21,6 +21,7 @@ _CLASSES = "pkg.torch.onnx.class_hierarchy"
 _STACK = "pkg.torch.onnx.stack_trace"
 _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 _PATH = re.compile(r"[A-Za-z0-9_<>-]+(\.[A-Za-z0-9_<>-]+)*")
+_IN_BLOCKS = "_nchwc"  # behind the name of a node that takes images in blocks of channels
 _LONGEST = 1 << 16  # characters of metadata that are looked at
 
 
@@ -57,10 +58,10 @@ class NodePlaces:
 
     def of_node(self, node: NodeProto) -> NodePlace | None:
         """The place of a node of the optimised graph, whose name or values may be new."""
-        for value in node.output:
+        name = node.name.removeprefix("fused ").removesuffix(_IN_BLOCKS)
+        for value in (*node.output, name):  # a node in blocks has the name of what it gave before
             if value in self.by_value:
                 return self.by_value[value]
-        name = node.name
         while name:  # a fused node begins with the name of one that is in it
             if name in self.by_node:
                 return self.by_node[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,13 @@ if TYPE_CHECKING:  # it is an extra of this package
     from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 INSTALL = "pip install 'dumpcmp[onnx]'"
+
+
+def check_installed(what: str = "--mode onnx") -> None:
+    """Refuse where ONNX Runtime is not installed, which is an extra."""
+    for name in ("onnx", "onnxruntime"):
+        if importlib.util.find_spec(name) is None:
+            raise CaptureError(f"{what} needs {name}", hint=INSTALL)
 
 
 class OnnxFileError(CaptureError):

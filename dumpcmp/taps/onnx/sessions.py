@@ -186,7 +186,7 @@ class GraphTapping:
             names = waiting.pop(0)
             turn, why = self._turn(names)
             given: dict[str, Tensor] = {}
-            if turn is not None:
+            if turn is not None and not why:
                 given = run_session(turn.session, [*self.outputs, *turn.values], feeds)
                 others = _differing(outputs, given)
                 why = f"with it tapped, {others[0]} is another" if others else ""
