@@ -85,6 +85,9 @@ def bisect(
         raise ArchiveError(
             f"{room} is not empty", hint="give another --path; nothing is replaced here"
         )
+    for words in (golden, mine):
+        if not words[0].startswith("-") and not Path(words[0]).is_file():
+            raise SelectionError(f"{words[0]} is not a file", hint="give a script, or -m MODULE")
     stated = ("--seed", str(seed)) if seed is not None else ()
     grads = ("--backward",) if backward else ()
     programs = _Programs(golden, mine, room, (*stated, *grads), say)
@@ -130,28 +133,24 @@ def _check_repeats(before: tuple[Path, Path], now: tuple[Path, Path], step: int)
     """
     for name, first, again in zip(("golden", "mine"), before, now, strict=True):
         same = compare(first, again, tokens=str(step))
-        others = [row for row in same.failures if not _is_of_end(row)]
-        if others or not same.compared:
-            said = f": {others[0].key}, {others[0].reason}" if others else ""
+        if same.failures or not same.compared:
+            said = f": {same.failures[0].key}, {same.failures[0].reason}" if same.failures else ""
             raise CaptureError(
                 f"{name} computed something else at token {step} when it ran again{said}",
                 hint="make its runs repeatable: --seed 0, and one thread (OMP_NUM_THREADS=1)",
             )
 
 
-def _is_of_end(row: Row) -> bool:
-    effect = effect_of(row.key.op)
-    return effect is not None and effect.is_of_end
-
-
-def parsed(program: str) -> list[str]:
-    """The words of a program, as a shell would have them."""
+def parsed(program: str, name: str) -> list[str]:
+    """The words of a program, as a shell would have them; a file's name is one word."""
+    if Path(program).is_file():
+        return [program]
     try:
         words = shlex.split(program)
     except ValueError as error:
-        raise SelectionError(f"--golden {program!r} cannot be read: {error}") from error
+        raise SelectionError(f"{name} {program!r} cannot be read: {error}") from error
     if not words:
-        raise SelectionError("--golden is empty", hint="give a script and its arguments in quotes")
+        raise SelectionError(f"{name} is empty", hint="give a script and its arguments in quotes")
     return words
 
 

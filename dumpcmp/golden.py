@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
+from types import NoneType
 from typing import Any
 
 from dumpcmp.archive.copies import copied_here, copy_here, written_there
+from dumpcmp.archive.paths import own_bytes, own_files
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.stores.urls import RemotePath, place
 from dumpcmp.compacting import compact
@@ -21,8 +23,8 @@ from dumpcmp.comparing import compare
 from dumpcmp.comparing.showing import told_of
 from dumpcmp.dumping.programs import Dumped, dump, script_program
 from dumpcmp.nouns.background import RunTold
-from dumpcmp.nouns.budgets import FIXTURE, Spending
-from dumpcmp.nouns.errors import ArchiveError, CaptureError
+from dumpcmp.nouns.budgets import FIXTURE, MOST_INFLATED, RUN, Spending
+from dumpcmp.nouns.errors import ArchiveError, CaptureError, DumpcmpError
 from dumpcmp.nouns.files import replacing
 from dumpcmp.nouns.options import readable
 from dumpcmp.nouns.outcome import Outcome
@@ -30,6 +32,7 @@ from dumpcmp.nouns.selection import spelled
 
 FIXTURE_VERSION = 1  # any change to what is in the file bumps it
 _MANIFEST = "golden.json"
+_FREELY = 1 << 30  # bytes that a fixture may become, however small it is
 _RUN = "run"  # the directory of the archive in the file
 
 
@@ -74,7 +77,10 @@ def pack_golden(
         if isinstance(source, RemotePath):
             copy_here(source, copied)
         else:
-            shutil.copytree(source, copied)
+            for each in own_files(source):
+                there = copied / each.relative_to(source)
+                there.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(each, there)
         before = _nbytes(copied)
         done = compact(copied, keep_full=keep_full, sketch=sketch)
         if done.problems:
@@ -82,7 +88,7 @@ def pack_golden(
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as draft, tarfile.open(draft, "w:xz") as tar:
             _add(tar, _MANIFEST, json.dumps(_manifest(run), indent=1).encode())
-            for each in sorted(p for p in copied.rglob("*") if p.is_file()):
+            for each in sorted(own_files(copied)):
                 name = f"{_RUN}/{each.relative_to(copied).as_posix()}"
                 _add(tar, name, each.read_bytes())
         nbytes = file.stat().st_size
@@ -140,11 +146,11 @@ def check_golden(
     run = program if callable(program) else script_program(str(program), arguments)
     with (
         copied_here(fixture) as file,
-        unpacked_golden(file) as (manifest, golden),
+        unpacked_golden(file) as (asked, golden),
         TemporaryDirectory() as room,
     ):
         mine = place(path) if path else Path(room, "mine")
-        dumped = dump(run, mine, overwrite=path is None, **_asked(manifest["asked"]))
+        dumped = dump(run, mine, overwrite=path is None, **asked.options)
         if dumped.error is not None or dumped.is_empty or dumped.problem:
             why = dumped.problem or (f"it raised {dumped.error!r}" if dumped.error else "nothing")
             raise CaptureError(
@@ -153,7 +159,7 @@ def check_golden(
             )
         outcome = _lasting(compare(golden, mine, **options), is_kept=path is not None)
         told = dict(told_of(Archive(mine)).facts)
-        return GoldenCheck(outcome, dumped, tuple(_differences(manifest["facts"], told)))
+        return GoldenCheck(outcome, dumped, tuple(_differences(asked.facts, told)))
 
 
 def _lasting(outcome: Outcome, *, is_kept: bool) -> Outcome:
@@ -165,24 +171,37 @@ def _lasting(outcome: Outcome, *, is_kept: bool) -> Outcome:
     return replace(outcome, background=background)
 
 
-def _asked(asked: dict[str, Any]) -> dict[str, Any]:
-    """How the golden run was dumped, in the words of `dump`."""
-    filters = asked.get("filters") or {}
+def _asked(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """How the golden run was dumped, in the words of `dump`; ValueError where it cannot be so."""
+    filters = _one_of(asked.get("filters") or {}, dict)
     spans = [range(first, last + 1) for first, last in filters.get("tokens") or ()]
+    layers = _one_of(filters.get("layers") or [], list)
     return {
-        "mode": asked.get("mode") or "eager",
-        "seed": asked.get("seed"),
-        "dtype": asked.get("dtype"),
+        "mode": _one_of(asked.get("mode") or "eager", str),
+        "seed": _number(asked.get("seed")),
+        "dtype": _one_of(asked.get("dtype"), str, NoneType),
         "tokens": ",".join(map(spelled, spans)) or None,
-        "layers": filters.get("layers") or None,
-        "io": filters.get("io", "all"),
-        "level": filters.get("level", "functions"),
+        "layers": [_one_of(layer, str) for layer in layers] or None,
+        "io": _one_of(filters.get("io", "all"), str),
+        "level": _one_of(filters.get("level", "functions"), str),
         "backward": bool(filters.get("backward")),
         "weights": bool(filters.get("weights")),
     }
 
 
-def _differences(golden: dict[str, str], mine: dict[str, str]) -> Iterator[str]:
+def _one_of(told: Any, *kinds: type) -> Any:
+    if not isinstance(told, kinds):
+        raise TypeError(f"{str(told)[:40]!r} stands where a {kinds[0].__name__} does")
+    return told
+
+
+def _number(seed: Any) -> int | None:
+    if seed is not None and (type(seed) is not int or not -(1 << 63) <= seed < 1 << 64):
+        raise ValueError(f"{str(seed)[:40]!r} is no seed")
+    return seed
+
+
+def _differences(golden: Mapping[str, str], mine: Mapping[str, str]) -> Iterator[str]:
     for name, was in golden.items():
         now = mine.get(name, "")
         if (
@@ -192,31 +211,57 @@ def _differences(golden: dict[str, str], mine: dict[str, str]) -> Iterator[str]:
             yield f"{name}: golden {was}, here {now or 'unknown'}"
 
 
+@dataclass(frozen=True, slots=True)
+class FixtureFacts:
+    """What a fixture tells: how its run was dumped, in the words of `dump`, and where it ran."""
+
+    options: Mapping[str, Any]
+    facts: Mapping[str, str]
+
+    @classmethod
+    def read(cls, content: bytes | None) -> FixtureFacts:
+        """The reverse of `_manifest`; ValueError and its like where that did not write it."""
+        if content is None:
+            raise ValueError(f"it has no {_MANIFEST}")
+        told = _one_of(json.loads(content), dict)
+        if lacking := {"version", "asked", "facts"} - told.keys():
+            raise ValueError(f"it does not tell its {min(lacking)}")
+        version = told["version"]
+        if version != FIXTURE_VERSION:
+            raise ValueError(f"it has version {version!a}, this dumpcmp knows {FIXTURE_VERSION}")
+        facts = _one_of(told["facts"], dict)
+        options = _asked(_one_of(told["asked"], dict))
+        return cls(options, {name: str(fact) for name, fact in facts.items()})
+
+
 @contextmanager
-def unpacked_golden(fixture: Path) -> Iterator[tuple[dict[str, Any], Path]]:
+def unpacked_golden(fixture: Path) -> Iterator[tuple[FixtureFacts, Path]]:
     """The facts of a fixture, and its archive in a directory that is gone after the block."""
     with TemporaryDirectory(prefix="dumpcmp-") as room:
         try:
-            total, spending = 0, Spending(FIXTURE, fixture, fixture.stat().st_size)
-            with tarfile.open(fixture) as tar:
-                for entry in tar:
-                    spending.name()
-                    total += entry.size
-                    Spending(FIXTURE, fixture, total)  # before anything of it is unpacked
-                    _unpack(tar, entry, Path(room), fixture)
-                    spending.look()
-            manifest = json.loads(Path(room, _MANIFEST).read_text())
-            version = manifest["version"]
-        except (tarfile.TarError, OSError, ValueError, KeyError, TypeError, EOFError) as error:
+            _unpack_all(fixture, Path(room))
+            asked = FixtureFacts.read(own_bytes(Path(room, _MANIFEST), RUN.nbytes))
+        except DumpcmpError:
+            raise
+        except Exception as error:  # of tarfile, of each way to compress, and of what is in it
             hint = "write one: dumpcmp golden pack d1 golden.tar"
             problem = str(error).partition("\n")[0].removesuffix(":")  # tarfile says all it tried
             raise ArchiveError(f"{fixture} is no golden fixture: {problem}", hint=hint) from error
-        if version != FIXTURE_VERSION:
-            raise ArchiveError(
-                f"{fixture} has version {version}, this dumpcmp knows {FIXTURE_VERSION}",
-                hint="pack it again",
-            )
-        yield manifest, Path(room, _RUN)
+        yield asked, Path(room, _RUN)
+
+
+def _unpack_all(fixture: Path, room: Path) -> None:
+    nbytes = fixture.stat().st_size
+    total, spending = 0, Spending(FIXTURE, fixture, nbytes)
+    most = min(FIXTURE.nbytes, max(_FREELY, MOST_INFLATED * nbytes))
+    budget = replace(FIXTURE, nbytes=most)
+    with tarfile.open(fixture) as tar:
+        for entry in tar:
+            spending.name()
+            total += entry.size
+            Spending(budget, fixture, total)  # before anything of it is unpacked
+            _unpack(tar, entry, room, fixture)
+            spending.look()
 
 
 def _unpack(tar: tarfile.TarFile, entry: tarfile.TarInfo, room: Path, fixture: Path) -> None:

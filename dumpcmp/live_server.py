@@ -131,8 +131,8 @@ def _written(told: dict[str, Any]) -> str:
 
 def _rows(view: LiveView, query: str) -> dict[str, Any]:
     """The rows that the query of an address asks for."""
-    asked = {name: words[-1] for name, words in parse_qs(query, max_num_fields=8).items()}
     try:
+        asked = {name: words[-1] for name, words in parse_qs(query, max_num_fields=8).items()}
         offset, limit = int(asked.get("offset", "0")), int(asked.get("limit", "100"))
     except ValueError as error:
         raise SelectionError("offset and limit are whole numbers") from error

@@ -6,6 +6,7 @@ None of them runs a program of the user's.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -79,8 +80,14 @@ TOOLS: tuple[Callable[..., str], ...] = (compare, explain, show, tensor, repro)
 
 def _run(*words: str) -> str:
     """What a command prints, after a line that says what its exit code means."""
-    command = [sys.executable, "-m", "dumpcmp", *words]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    # -P: where the dumps are, others may have put a torch.py.
+    command = [sys.executable, "-P", "-m", "dumpcmp", *words]
+    ours = str(Path(__file__).parents[1])
+    known = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH", ""))))
+    done = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": known},
+    )  # fmt: skip
     ending = _CODES.get(done.returncode, f"exit code {done.returncode}")
     return "\n".join(filter(None, (ending, done.stdout.strip(), done.stderr.strip())))
 
@@ -117,7 +124,5 @@ def _told(tool: Callable[..., str]) -> Callable[..., str]:
 def serve(here: Path | None = None) -> None:
     """Serve on stdin and stdout until the client leaves; paths are relative to `here`."""
     if here is not None:
-        import os
-
         os.chdir(here)
     server().run("stdio")

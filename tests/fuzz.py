@@ -63,7 +63,7 @@ ALL = (
     Long("texts", f"{INPUTS}::test_texts_of_layouts_and_mappings", MUTANTS, 100_000, 20_000),
     Long("files", f"{INPUTS}::test_files_of_layouts_and_mappings_that_were_broken",
          MUTANTS, 100_000, 10_000),
-    Long("readers", "tests/readers", MUTANTS, 60_000, 5_000),  # of each of 18
+    Long("readers", "tests/readers", MUTANTS, 60_000, 5_000),  # of each of 26
     Long("many ops", "tests/comparing/test_at_length.py::test_one_op_of_many",
          "DUMPCMP_OPS", 100_000, 100_000),
     Long("many elements", "tests/comparing/test_at_length.py::test_one_element_of_many",

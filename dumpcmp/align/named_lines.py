@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,20 @@ def _loaded(text: str, spending: Spending) -> Any:
         root = loader.get_single_node()
         if root is None:
             return None
+        _check_names(root)
         _count(root, spending)
         return loader.construct_document(root)
     finally:
         loader.dispose()
+
+
+def _check_names(root: Any) -> None:
+    """Refuse a name that begins two lines: YAML takes the last, and says nothing of the others."""
+    pairs = [pair for pair in root.value if type(pair) is tuple] if root.id == "mapping" else []
+    names = Counter(name.value for name, _ in pairs if name.id == "scalar" and name.value != "<<")
+    for name, count in names.items():
+        if count > 1:
+            raise UnreadableLinesError(f"{name!r} begins {count} of its lines")
 
 
 def _count(root: Any, spending: Spending) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from dumpcmp.archive.paths import (
-    MOVED,
     models_in,
+    moved_to,
     parts_in,
     rank_directories,
     read_run,
@@ -36,7 +36,7 @@ def clear_shared(root: Path) -> int:
         root.refresh()
     for directory in rank_directories(root):
         is_over = not writer_lives(read_run(directory), directory)
-        is_over = is_over and not (directory / MOVED).is_file()
+        is_over = is_over and not moved_to(directory)
         for model in models_in(directory) if is_over else ():
             held = shared_in(model)
             wanted = _shared_by(model) if held else set()

@@ -27,12 +27,15 @@ from dumpcmp.nouns.options import readable
 from dumpcmp.nouns.spoken import counted, plural
 
 COMPACTOR_SECONDS = 600.0  # the compactor of a killed dump is waited for so long
+_NO_DIGEST = (
+    "it has no digest, as those of earlier versions: nobody can tell whether it says what it said"
+)
 StepsTold = Callable[[int, int], None]  # is told how many are checked, and how many there are
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What an audit found. `exit_code` is 0 where the archive is sound, or sound again."""
+    """What an audit found. `exit_code` is 0 where nothing is wrong, or nothing any more."""
 
     path: Path
     findings: tuple[Flaw, ...]
@@ -42,13 +45,13 @@ class Audit:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong, or nothing any more."""
-        return not any(finding.stands for finding in self.findings)
+        """Whether nothing is wrong, or nothing any more, and all of it can be known."""
+        return not self.exit_code and not any(finding.unknown for finding in self.findings)
 
     @property
     def exit_code(self) -> int:
-        """0 sound, 1 not."""
-        return int(not self.sound)
+        """0 where nothing was found to be wrong, 1 where something was."""
+        return int(any(finding.stands for finding in self.findings))
 
 
 def audit(
@@ -207,6 +210,8 @@ class _RankAudit:
         if facts and facts.get("schema") not in KNOWN_VERSIONS:
             self.find(place, f"schema {facts.get('schema')}; this dumpcmp knows {SCHEMA_VERSION}")
             return
+        if facts and "digest" not in facts:
+            self.flaws.append(Flaw(place, _NO_DIGEST, unknown=True))
         if self.live or facts.get("complete") is True:
             return
         told = "is missing or cannot be read" if not facts else "says that the capture "
@@ -252,7 +257,7 @@ class _RankAudit:
     @property
     def _has_moved(self) -> bool:
         """Whether parts are in a store, and no longer here."""
-        return (self.directory / paths.MOVED).is_file()
+        return bool(paths.moved_to(self.directory))
 
     def _check_tokens(self, model: Path) -> None:
         """Find steps that are not there, although the capture was told to leave out none."""

@@ -24,12 +24,13 @@ from xxhash import xxh3_128_hexdigest
 from dumpcmp.archive import schema
 from dumpcmp.archive.locks import COMPACTING, WRITING, is_held
 from dumpcmp.archive.stores.urls import RemotePath
-from dumpcmp.nouns.budgets import RUN
+from dumpcmp.nouns.budgets import RUN, TEXT, Spending
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.files import write_whole
 
 LONGEST = 150  # bytes of an escaped name; a longer one ends in a digest of itself instead
 SHARED_MEMORY = Path("/dev/shm")
+_LONGEST_PLACE = 4096  # bytes
 MOVED = ".moved"  # in a rank's directory: parts of it were removed, and lie at the URL that it has
 RING_PREFIX = "dumpcmp-"  # of a ring in shared memory
 RING_FILE = ".ring"  # of one in the rank's directory
@@ -174,6 +175,74 @@ def is_own_directory(path: Path) -> bool:
             hint="put what it leads to in its place",
         )
     return path.is_dir()
+
+
+def own_bytes(path: Path, most: int) -> bytes | None:
+    """What a file of an archive holds; None where none is there, or one that is no plain file.
+
+    Links are not followed, pipes not waited for; one of more than `most` bytes counts as none.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    told = os.fstat(descriptor)
+    if not stat.S_ISREG(told.st_mode) or told.st_size > most:
+        os.close(descriptor)
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(most)
+
+
+def own_text(path: Path) -> str:
+    """A text beside the parts, such as a graph; what is no letter in it is shown as that."""
+    if isinstance(path, RemotePath):
+        Spending(TEXT, path, path.stat().st_size)
+        return path.read_text(errors="replace")
+    content = own_bytes(path, TEXT.nbytes)
+    if content is None:
+        raise ArchiveError(f"{path} is no plain file of at most {TEXT.nbytes} bytes")
+    return content.decode(errors="replace")
+
+
+def own_files(directory: Path) -> Iterator[Path]:
+    """All files below `directory`, which must be plain ones: what leads elsewhere is refused."""
+    waiting = [directory]
+    while waiting:
+        for path in sorted(waiting.pop().iterdir()):
+            if is_own_directory(path):
+                waiting.append(path)
+            else:
+                yield own_file(path)
+
+
+def own_file(path: Path) -> Path:
+    """`path`, which must be a plain file: a link that leads elsewhere is refused, and a pipe."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise ArchiveError(
+            f"{path} is no plain file, and nothing outside of an archive is read",
+            hint="remove it from the archive",
+        )
+    return path
+
+
+def append_own(path: Path, text: str) -> None:
+    """Add `text` to a file of an archive, which is made where there is none; links are refused."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, 0o644)
+    except OSError as error:
+        raise ArchiveError(f"cannot write to {path}: {error.strerror}") from error
+    with os.fdopen(descriptor, "a") as file:
+        file.write(text)
+
+
+def moved_to(directory: Path) -> str:
+    """Where parts of a rank were moved; empty where they are here."""
+    if isinstance(directory, RemotePath):
+        return ""
+    told = own_bytes(directory / MOVED, _LONGEST_PLACE)
+    return "" if told is None else told.decode(errors="replace") or "another place"
 
 
 def leftovers(directory: Path) -> list[Path]:

@@ -45,11 +45,12 @@ class Flaw:
     problem: str
     repair: str = ""  # what was done; empty: nothing
     harmless: bool = False  # worth knowing, but nothing is wrong with the archive
+    unknown: bool = False  # nobody can tell whether anything is wrong
 
     @property
     def stands(self) -> bool:
         """Whether it is still wrong."""
-        return not self.repair and not self.harmless
+        return not (self.repair or self.harmless or self.unknown)
 
 
 @dataclass(frozen=True, slots=True)

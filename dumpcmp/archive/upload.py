@@ -17,8 +17,12 @@ from xxhash import xxh3_128
 
 from dumpcmp.archive.paths import (
     MOVED,
+    append_own,
     models_in,
+    moved_to,
     no_archive,
+    own_bytes,
+    own_file,
     parts_in,
     rank_directories,
     read_run,
@@ -31,10 +35,12 @@ from dumpcmp.archive.rewrite import is_sealed
 from dumpcmp.archive.schema import MANIFEST_FILE, RUN_FILE
 from dumpcmp.archive.stores.store import Store
 from dumpcmp.archive.stores.urls import RemotePath, here, place
+from dumpcmp.nouns.budgets import MANIFEST, RUN
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.files import write_whole
 
 JOURNAL = ".uploaded"  # in a rank's directory: a line for each file that is in the store
+_LARGEST_JOURNAL = 1 << 30  # bytes
 PAUSE = 0.5  # seconds between looks at a run that goes on
 _PIECE = 8 << 20  # bytes read back at once
 
@@ -136,9 +142,9 @@ class _Room:
         if there and there.get("started") == ours.get("started"):
             self._done = self._journal()
             return
-        if (moved := self.directory / MOVED).is_file():
+        if place := moved_to(self.directory):
             raise ArchiveError(
-                f"parts of {self.directory} were moved to {moved.read_text()}",
+                f"parts of {self.directory} were moved to {place}",
                 hint="upload the others to the same place",
             )
         if self.store.is_directory(self.url.key):
@@ -149,10 +155,8 @@ class _Room:
 
     def _journal(self) -> dict[str, list[int | str]]:
         """What the store has, as far as it still lists it."""
-        try:
-            lines = (self.directory / JOURNAL).read_text().splitlines()
-        except FileNotFoundError:
-            return {}
+        told = own_bytes(self.directory / JOURNAL, _LARGEST_JOURNAL) or b""
+        lines = told.decode(errors="replace").splitlines()
         listed = {name: facts for name, *facts in map(json.loads, filter(_is_whole, lines))}
         there = set(self.store.below(self.url.key))
         for name in listed.keys() - there:
@@ -178,21 +182,21 @@ class _Room:
         if not ended:
             self.left.append(f"{self.directory} is still being written")
         elif not self.left:
-            facts = read_run(self.directory)
-            if (manifest := self.directory / MANIFEST_FILE).is_file():
-                self._verified_write(MANIFEST_FILE, manifest.read_bytes())
-            self._verified_write(RUN_FILE, run_text(facts).encode())
+            for name, budget in ((MANIFEST_FILE, MANIFEST), (RUN_FILE, RUN)):
+                content = own_bytes(self.directory / name, budget.nbytes)
+                if content is not None:
+                    self._verified_write(name, content)
         return ended
 
     def _files(self) -> Iterator[Path]:
         """Texts and parts, those that steps share first, then those of earlier steps."""
         for model in models_in(self.directory):
             for path in sorted(model.iterdir()):
-                if path.is_file() and not path.name.startswith("."):
-                    yield path
-            yield from shared_in(model).values()
+                if not path.is_dir() and not path.name.startswith("."):
+                    yield own_file(path)
+            yield from map(own_file, shared_in(model).values())
             for step in steps_in(model).values():
-                yield from parts_in(step).values()
+                yield from map(own_file, parts_in(step).values())
 
     def _has(self, name: str, path: Path) -> bool:
         told = path.stat()
@@ -203,8 +207,7 @@ class _Room:
         told = path.stat()
         digest = put_checked(path, self.url / name)
         facts: list[int | str] = [told.st_size, told.st_mtime_ns, digest]
-        with (self.directory / JOURNAL).open("a") as journal:
-            journal.write(json.dumps([name, *facts]) + "\n")
+        append_own(self.directory / JOURNAL, json.dumps([name, *facts]) + "\n")
         self._done[name] = facts
         self.num_files += 1
         self.nbytes += told.st_size
@@ -255,9 +258,9 @@ def _is_whole(line: str) -> bool:
     """Whether a line of the journal was written to its end."""
     try:
         found: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
-    return isinstance(found, list) and len(found) == 4
+    return isinstance(found, list) and len(found) == 4 and isinstance(found[0], str)
 
 
 def digest_of(path: Path) -> str:

@@ -24,7 +24,7 @@ from dumpcmp.report.terminal import Screen, plain
 def command(path: Path, repair: bool, jobs: int, executor: str | None) -> int:
     """Check the archive at PATH: schema, digests, torn records, missing ranks and tokens.
 
-    Exit 0: it is sound, or sound again; 1: it is not; 2: it is no archive.
+    Exit 0: nothing is wrong, or nothing any more; 1: something is; 2: it is no archive.
     """
     with _bar() as tell:
         found = audit(path, repair=repair, jobs=jobs, executor=executor, progress=tell)
@@ -49,11 +49,18 @@ def _print(found: Audit, console: Screen, repair: bool) -> None:
             console.print(plain(f"  {finding.repair}", "green"))
     parts = counted(found.num_parts, "part")
     checked = f"{counted(found.num_records, 'record')} in {parts}, {found.nbytes:,} bytes"
-    verdict = ("sound", "green") if found.sound else ("not sound", "red")
-    console.print(Text.assemble(verdict, f": {checked} checked"))
-    if not found.sound and not repair:
+    console.print(Text.assemble(_verdict(found), f": {checked} checked"))
+    if found.exit_code and not repair:
         console.print("  dumpcmp audit --repair recovers what can be recovered")
 
 
+def _verdict(found: Audit) -> tuple[str, str]:
+    if found.exit_code:
+        return "not sound", "red"
+    return ("sound", "green") if found.sound else ("nothing wrong found, not all known", "yellow")
+
+
 def _mark(finding: Flaw) -> tuple[str, str]:
+    if finding.unknown:
+        return "unknown", "yellow"
     return ("wrong", "red") if finding.stands else ("note", "yellow")

@@ -47,9 +47,9 @@ def command(
     def say(text: str) -> None:
         click.echo(visible(f"dumpcmp: {text}"), err=True)
 
-    found = bisect(
-        parsed(golden), program, path, say=say, allow=allow, closely=USUAL_CLOSE_UPS, **options
-    )
+    mine = parsed(program[0], "PROGRAM") if len(program) == 1 else program
+    both = parsed(golden, "--golden"), mine
+    found = bisect(*both, path, say=say, allow=allow, closely=USUAL_CLOSE_UPS, **options)
     if found.step is not None:
         where = f"{found.golden} and {found.mine}"
         say(f"token {found.step} is the first in which anything fails; {where} have it")

@@ -9,6 +9,7 @@ import click
 from rich.text import Text
 from rich.tree import Tree
 
+from dumpcmp.archive.paths import own_text
 from dumpcmp.archive.read.reader import Archive, excerpt, extremes, kernel_of, own_numbers
 from dumpcmp.archive.stores.urls import is_url, place
 from dumpcmp.cli.places import PLACE, with_cache
@@ -190,7 +191,7 @@ def _show_graphs(archive: Archive, stage: str) -> None:
         if rank == min(archive.ranks) and name.startswith(f"{STAGES[stage]}-")
     }
     for (model, name), path in texts.items():
-        click.echo(visible(f"# {model}: {name}\n{path.read_text()}", keep="\n\t"))
+        click.echo(visible(f"# {model}: {name}\n{own_text(path)}", keep="\n\t"))
     if not texts:
         raise SelectionError(
             f"{archive.path} has no {stage} graph", hint="dump with --mode compiled keeps them"

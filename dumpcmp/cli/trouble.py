@@ -71,7 +71,8 @@ def explained(error: BaseException) -> DumpcmpError:
         case DumpcmpError():
             return error
         case click.UsageError(ctx=click.Context() as ctx):
-            hint = f"{ctx.command_path} --help lists what it takes"
+            usage = " ".join(ctx.command.collect_usage_pieces(ctx))
+            hint = f"usage: {ctx.command_path} {usage}; --help says more"
             return DumpcmpError(error.format_message(), hint=hint)
         case click.ClickException():
             return DumpcmpError(error.format_message())

@@ -51,7 +51,7 @@ class Steering:
 
     def _caused(self, row: Row) -> Row:
         steered = self.models.get(row.key.model)
-        if steered is None or steered.step != row.key.step - (not _is_of_end(row)):
+        if steered is None or steered.step != row.key.step - (not _is_of_optimizers(row)):
             return row
         if steered.cause is not None:
             return replace(row, root=False).caused_by(steered.cause)
@@ -75,13 +75,13 @@ class Steering:
 def _is_made_by_a_step(row: Row) -> bool:
     """Whether both runs have made a weight anew, and the target's is another."""
     keys = (row.golden_key, row.target_key)
-    if _is_of_end(row):
+    if _is_of_optimizers(row):
         return None not in keys
     both = all(key is not None and key.slot.kind == "param" for key in keys)
     return both and row.judgement.why in _OF_STEPS
 
 
-def _is_of_end(row: Row) -> bool:
+def _is_of_optimizers(row: Row) -> bool:
     """Whether it is of what the last steps of an optimizer left behind."""
     return row.key.op in (Effect.OPTIMIZER.op, Effect.STATE.op)
 
@@ -108,7 +108,7 @@ def with_effect_rows(rows: Sequence[Row], effects: Sequence[Row], before: Row | 
 
     for at, row in enumerate(found):
         own = placed.get((row.key.model, row.key.step), [])
-        for effect in [each for each in own if _is_of_end(row) and _steers(each)]:
+        for effect in [each for each in own if _is_of_optimizers(row) and _steers(each)]:
             own.remove(effect)
             add(_as_root(effect, root))
         add(row)

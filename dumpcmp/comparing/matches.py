@@ -18,11 +18,16 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing.proposals import mapping_by_values, turns_between
 from dumpcmp.comparing.side import open_run
 from dumpcmp.comparing.stepping import counted_steps
+from dumpcmp.nouns.budgets import JSON_REPORT, Spending
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.selection import make_tap
 
 _ALONE = ("UNPAIRED", "COVERED", "DEAD", "FUSED")
+
+_UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +93,12 @@ def matches_in(report: Path) -> Matches:
 
 def _rows(report: Path) -> Iterable[dict[str, str]]:
     try:
+        Spending(JSON_REPORT, report, report.stat().st_size)
         text = report.read_text(encoding="utf-8")
         is_json = report.suffix == ".json"
         rows = json.loads(text)["rows"] if is_json else csv.DictReader(io.StringIO(text))
         found = [{n: "" if cell is None else str(cell) for n, cell in row.items()} for row in rows]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
+    except _UNREADABLE as error:
         hint = "give compare.csv or compare.json as dumpcmp compare writes them, or two archives"
         raise ArchiveError(f"cannot read the report {report}: {error}", hint=hint) from error
     if not found or not {"op", "call", "slot", "token", "paired_by", "verdict"} <= found[0].keys():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -75,12 +76,12 @@ def _check(name: str) -> None:
             "program",
             hint="put the function into a module, and name that",
         )
-    _process_for(asked_now()).check(name)
+    _process_for(asked_now(), os.getpid()).check(name)
 
 
 @lru_cache(maxsize=1)
-def _process_for(_asked: str) -> MetricProcess:
-    """The process that computes the user's metrics for one comparison."""
+def _process_for(_asked: str, _asker: int) -> MetricProcess:
+    """The process that computes the user's metrics for one comparison, and for one worker of it."""
     from dumpcmp.measure.metric_process import MetricProcess
 
     return MetricProcess()
@@ -94,7 +95,7 @@ def measured_by(names: Iterable[str], golden: Value, target: Value) -> tuple[Own
         if name in _OURS:
             found[name] = _OURS[name](golden, target)
             continue
-        process = _process_for(asked_now())
+        process = _process_for(asked_now(), os.getpid())
         numbers, why = process.computed(name, golden.numbers(), target.numbers())
         found |= numbers
         problem = problem or why

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -196,10 +196,19 @@ def _excerpts(source: str) -> Iterator[Excerpt]:
 
 
 def _found(name: str) -> Path | None:
-    """The file of a source, whose name has the end of its path: here, or where Python looks."""
-    if Path(name).is_file():
-        return Path(name)
+    """The file of a source, whose name has the end of its path: here, or where Python looks.
+
+    An archive says which, and may say anything: only files of Python code are looked at that lie
+    below these places.
+    """
     parts = Path(name).parts
+    if not name.endswith(".py") or ".." in parts or Path(name).is_absolute():
+        return None
+    here = [Path(name)]
     places = (Path(place, *parts[k:]) for place in sys.path for k in range(1, len(parts)))
     ends = f"/{name}"
-    return next((p for p in places if p.is_file() and p.resolve().as_posix().endswith(ends)), None)
+    return next((p for p in chain(here, places) if p.is_file() and _ends_so(p, ends)), None)
+
+
+def _ends_so(path: Path, ends: str) -> bool:
+    return path.resolve().as_posix().endswith(ends)

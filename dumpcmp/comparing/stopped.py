@@ -10,7 +10,7 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge import Evidence
 from dumpcmp.nouns.key import Site, Slot
 from dumpcmp.nouns.record import Call, Phase
-from dumpcmp.nouns.spoken import ranks_named
+from dumpcmp.nouns.spoken import said_of
 
 When = tuple[int, int]  # a step, and the place in its order
 
@@ -39,7 +39,7 @@ def said_of_ranks(stopped: Mapping[range, str]) -> Iterator[str]:
     alike: dict[str, list[range]] = defaultdict(list)
     for run, where in stopped.items():
         alike[where].append(run)
-    yield from (f"{ranks_named(ranks)} {where}" for where, ranks in alike.items())
+    yield from (said_of(ranks, where) for where, ranks in alike.items())
 
 
 def open_for(

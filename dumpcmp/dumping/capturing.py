@@ -185,7 +185,10 @@ def capturing(
         taken = watching(mode, recorder, roots)
         taken.precision, taken.grafts = precision, grafts
         with _activated(Capture(taken, out, beside)) as now:
-            yield now
+            try:
+                yield now
+            finally:
+                out.run["device"] = device_name()  # the program may begin to use one as it runs
 
 
 @contextmanager
@@ -296,9 +299,17 @@ def weights_kept(tap: Tap, mode: PlainMode, retention: Retention) -> Weights:
     return Weights.LIKE_OTHERS if functions or retention.keep == "summary" else Weights.SUMMARY
 
 
+def device_name() -> str:
+    """What the program computes on.
+
+    CUDA is not started for the asking: it has threads, and a child that is forked cannot use it.
+    """
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.get_device_name() if is_used else platform.machine()
+
+
 def facts_of(tap: Tap, mode: PlainMode, dtype: str | None) -> dict[str, Any]:
     """What run.json says of a run before it begins."""
-    cuda = torch.cuda.is_available()
     return {
         "mode": mode.name,
         "command": list(sys.argv),
@@ -310,7 +321,7 @@ def facts_of(tap: Tap, mode: PlainMode, dtype: str | None) -> dict[str, Any]:
         },
         "environment": settings(),
         "platform": platform.platform(),
-        "device": torch.cuda.get_device_name() if cuda else platform.machine(),
+        "device": device_name(),
         "num_threads": torch.get_num_threads(),
         "seed": None,
         "initial_seed": torch.initial_seed(),

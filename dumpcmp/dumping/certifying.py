@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -39,6 +40,9 @@ _RESULTS = (witness.OUTPUT, witness.GRADIENT, witness.STATE)
 NotePlace = tuple[str, str]  # kind and label of a finding
 
 
+_ASKS_FOR = {"script": (), "module": ("-m",), "factory": ("--model",)}  # by kinds of programs
+
+
 @dataclass(frozen=True, slots=True)
 class CertifiedProgram:
     """What the command line asks to run, and how the witness is told of it."""
@@ -48,6 +52,13 @@ class CertifiedProgram:
 
     def __call__(self) -> object:
         return self.run()
+
+    @property
+    def asked(self) -> str:
+        """What asks for it on a command line."""
+        at = self.words.index("--kind")
+        kind, name, *arguments = self.words[at + 1 :]
+        return shlex.join([*self.words[:at], *_ASKS_FOR[kind], name, *arguments])
 
 
 @dataclass(frozen=True, slots=True)

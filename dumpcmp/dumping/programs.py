@@ -103,7 +103,7 @@ def dump(
             retention,
             dtype=dtype,
             overwrite=overwrite,
-            facts={"seed": seed},
+            facts={"seed": seed, "program": _asked(program)},
             grafts=grafts,
         ) as now:
             watch(now)
@@ -133,6 +133,10 @@ def dump(
         num_lost=max(0, now.counts.values - len(Archive(now.path))) if stopped else 0,
         nbytes_shared=now.progress.nbytes_shared,
     )
+
+
+def _asked(program: Callable[[], object]) -> str | None:
+    return program.asked if isinstance(program, CertifiedProgram) else None
 
 
 def cost_of(now: Capture, closing: float) -> str:

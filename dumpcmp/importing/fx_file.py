@@ -8,6 +8,7 @@ import numpy as np
 
 from dumpcmp.importing.foreign import ArraySource, Foreign, Listed
 from dumpcmp.importing.numpy_file import NpyFile, NpzFile
+from dumpcmp.nouns.budgets import ZIP, Spending
 from dumpcmp.nouns.record import Source
 
 _LETTERS = "uint32"  # of an argument that is no array: numpy keeps a letter in four bytes
@@ -32,18 +33,25 @@ class ConvertedGeFile(NpzFile):
     """
 
     def listed(self) -> Listed:
-        found: list[Foreign] = []
-        for kind in ("input", "output"):
-            if f"{kind}s" not in self._members:
-                continue
-            header = self._header(f"{kind}s")
-            for number in range(header.shape[0] if header.shape else 0):
-                value = header.value(self, f"{kind}.{number}")
-                found.append(replace(value, shape=header.shape[1:]))
-        return Listed(tuple(found))
+        spending, kinds = Spending(ZIP, self.path, 0), ("input", "output")
+        for kind in kinds:
+            spending.name(self._num_rows(kind))  # rows of no elements take no bytes
+        return Listed(
+            tuple(self._row(kind, n) for kind in kinds for n in range(self._num_rows(kind)))
+        )
+
+    def _num_rows(self, kind: str) -> int:
+        shape = self._header(f"{kind}s").shape if f"{kind}s" in self._members else ()
+        return shape[0] if shape else 0
+
+    def _row(self, kind: str, number: int) -> Foreign:
+        header = self._header(f"{kind}s")
+        return replace(header.value(self, f"{kind}.{number}"), shape=header.shape[1:])
 
     def has(self, value: Foreign) -> bool:
-        return value in self.listed().values
+        kind, _, number = value.name.partition(".")
+        is_row = number.isdecimal() and int(number) < self._num_rows(kind)
+        return is_row and value == self._row(kind, int(number))
 
     def source(self, value: Foreign) -> Source:
         kind, _, number = value.name.partition(".")

@@ -9,9 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,6 +30,8 @@ from dumpcmp.nouns.own_numbers import named
 
 IDLE_SECONDS = 60.0  # so long the process waits for a question before it ends
 GRACE_SECONDS = 5.0  # so much later it ends itself, where nobody is there who would end it
+_LOOK_SECONDS = 0.2  # between two looks at what it has computed
+_CLOCK = 10  # times as long as it may compute it may take by the clock: others may keep it waiting
 _PROGRAM = "import sys; from dumpcmp.measure.metric_process import serve; serve(int(sys.argv[1]))"
 _FAREWELL = b""  # the last word of a process that was asked nothing for too long
 
@@ -62,6 +67,7 @@ class MetricProcess:
                 try:
                     return self._answer(name, arrays)
                 except _NoAnswerError as error:
+                    self._stop()
                     self._given_up[name] = f"--metric {name}: {error}, and it is asked no more"
             return {"problem": self._given_up[name]}
 
@@ -70,27 +76,38 @@ class MetricProcess:
         seconds = METRIC.seconds * (1 + nbytes // (1 << 20))
         facts = [[array.dtype.str, array.shape] for array in arrays]
         question = {"name": name, "seconds": seconds, "arrays": facts}
-        while True:
-            reply = self._reply([json.dumps(question).encode(), *map(_octets, arrays)], seconds)
-            if reply != _FAREWELL:
-                answer: dict[str, Any] = json.loads(reply)
-                return answer
+        messages = [json.dumps(question).encode(), *map(_octets, arrays)]
+        while (reply := self._reply(messages, seconds)) == _FAREWELL:
             self._stop()
+        try:
+            answer: dict[str, Any] = json.loads(reply)
+        except ValueError:  # the function has written where its process answers
+            raise _NoAnswerError("its answer cannot be read") from None
+        return answer
 
     def _reply(self, messages: Sequence[Any], seconds: float) -> bytes:
         if self._end is None:
             self._start()
-        with suppress(OSError):  # of a process that is gone: what it said last tells why
-            for message in messages:
-                self._connection.send_bytes(message)
+        watch = _Watch(self._program.pid, seconds)
+        reply: Future[bytes] = Future()
+        threading.Thread(
+            target=_exchange, args=(self._connection, messages, reply), daemon=True
+        ).start()
+        while True:
+            with suppress(TimeoutError):
+                return self._answered(reply)
+            if why := watch.exceeded():
+                raise _NoAnswerError(f"no answer in {why}")
+
+    def _answered(self, reply: Future[bytes]) -> bytes:
+        error = reply.exception(_LOOK_SECONDS)
+        if error is None:
+            return reply.result()
         try:
-            if self._connection.poll(seconds):
-                return self._connection.recv_bytes()
-            why = f"no answer in {seconds:g} seconds"
-        except (EOFError, OSError):
-            why = f"its process ended ({_how_it_ended(self._program.wait())})"
-        self._stop()
-        raise _NoAnswerError(why)
+            why = _how_it_ended(self._program.wait(GRACE_SECONDS))
+        except subprocess.TimeoutExpired:
+            raise _NoAnswerError("its process listens no more") from None
+        raise _NoAnswerError(f"its process ended ({why})")
 
     def _start(self) -> None:
         self._connection, theirs = Pipe()
@@ -100,8 +117,9 @@ class MetricProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                process_group=0,  # it ends with what it has started
             )
-        self._end = weakref.finalize(self, _ended, self._program, self._connection)
+        self._end = weakref.finalize(self, _ended, self._program, os.getpid())
 
     def _stop(self) -> None:
         if self._end is not None:
@@ -113,10 +131,57 @@ class _NoAnswerError(Exception):
     """Why a process gave none."""
 
 
-def _ended(program: subprocess.Popen[bytes], connection: Connection) -> None:
-    connection.close()
-    program.kill()
-    program.wait()
+@dataclass(slots=True)
+class _Watch:
+    """Holds what a process computes against what it may, so that a busy machine ends none.
+
+    What it waits for, as in a sleep, is no computing: by the clock it has ten times as long.
+    """
+
+    pid: int
+    seconds: float  # of computing
+    _computed: float = field(init=False)  # before
+    _began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._computed = computed_seconds(self.pid)
+
+    def exceeded(self) -> str:
+        """Which limit was exceeded; nothing where none was."""
+        if computed_seconds(self.pid) - self._computed > self.seconds:
+            return f"{self.seconds:g} seconds of computing"
+        by_the_clock = _CLOCK * self.seconds
+        passed = time.monotonic() - self._began
+        return f"{by_the_clock:g} seconds" if passed > by_the_clock else ""
+
+
+def computed_seconds(pid: int) -> float:
+    """What the main thread of a process has computed; 0 where the system does not tell."""
+    try:
+        told = Path(f"/proc/{pid}/task/{pid}/stat").read_text()
+    except OSError:
+        return 0.0
+    user, system = told.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def _exchange(connection: Connection, messages: Sequence[Any], reply: Future[bytes]) -> None:
+    """Send a question and receive the answer. Its own thread may wait for ever for either."""
+    with suppress(OSError):  # of a process that is gone: what it said last tells why
+        for message in messages:
+            connection.send_bytes(message)
+    try:
+        reply.set_result(connection.recv_bytes())
+    except (EOFError, OSError) as error:
+        reply.set_exception(error)
+
+
+def _ended(program: subprocess.Popen[bytes], owner: int) -> None:
+    """End a process and what it has started; in a fork of its `owner` nothing is ended."""
+    if os.getpid() == owner:
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.wait()
 
 
 def _how_it_ended(code: int) -> str:
@@ -130,14 +195,18 @@ def _octets(array: NDArray[Any]) -> memoryview:
 def serve(descriptor: int) -> None:
     """Answer questions until nobody asks any more. This runs in the metric's process."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # it ends without a word: who asked speaks
+    mine = os.getpid()
     nowhere = Path(os.devnull).open("w")  # noqa: SIM115 - for as long as the process lives
     with Connection(descriptor) as asked, suppress(EOFError, OSError):  # of who is gone
         while asked.poll(IDLE_SECONDS):
             question = json.loads(asked.recv_bytes())
             arrays = [_received(asked, *facts) for facts in question["arrays"]]
-            limit = question["seconds"] + GRACE_SECONDS
+            limit = _CLOCK * question["seconds"] + GRACE_SECONDS
             faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)
-            asked.send_bytes(json.dumps(_computed(question["name"], arrays)).encode())
+            answer = _computed(question["name"], arrays)
+            if os.getpid() != mine:  # a fork that the function made, and that returned from it
+                os._exit(0)
+            asked.send_bytes(json.dumps(answer).encode())
             faulthandler.cancel_dump_traceback_later()
         asked.send_bytes(_FAREWELL)
     faulthandler.dump_traceback_later(GRACE_SECONDS, exit=True, file=nowhere)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 MOST_SPANS = 8  # of numbers that a sentence lists
 
+_OF_SEVERAL = {"is": "are", "has": "have", "lacks": "lack"}
+
 
 def runs_of(numbers: Iterable[int | range]) -> list[range]:
     """Numbers, and runs of them, as the fewest runs, in order.
@@ -62,6 +64,19 @@ def ranks_named(ranks: Iterable[int | range]) -> str:
     """
     known = runs_of(ranks)
     return f"{plural(sum(map(len, known)), 'rank')} {spans(known, MOST_SPANS)}"
+
+
+def said_of(ranks: Iterable[int | range], does: str) -> str:
+    """A sentence of ranks, whose verb is given for one of them.
+
+    >>> said_of([1], "is missing"), said_of([1, 2], "is missing")
+    ('rank 1 is missing', 'ranks 1-2 are missing')
+    """
+    known = runs_of(ranks)
+    verb, space, rest = does.partition(" ")
+    if sum(map(len, known)) > 1:
+        verb = _OF_SEVERAL.get(verb, verb)
+    return f"{ranks_named(known)} {verb}{space}{rest}"
 
 
 def shorten(line: str, most: int) -> str:

@@ -25,24 +25,32 @@ class Randomness:
     @staticmethod
     def now(*, torch_only: bool = False) -> Randomness:
         """The present state; `torch_only` is for compiled graphs, which draw from no other."""
-        if torch_only:  # a graph that is running has begun to use the GPU, or does not need it
-            used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-            return Randomness(torch.get_rng_state(), _cuda_states() if used else ())
+        if torch_only:
+            return Randomness(torch.get_rng_state(), _cuda_states())
         others = random.getstate(), np.random.get_state()
         return Randomness(torch.get_rng_state(), _cuda_states(), *others)
 
     def restore(self) -> None:
         torch.set_rng_state(self.cpu)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(list(self.cuda))
+        if cuda := self._on_gpus():
+            torch.cuda.set_rng_state_all(list(cuda))
         if self.python is not None:
             random.setstate(self.python)
             np.random.set_state(self.numpy)
 
     def drawn_since(self) -> bool:
         """Whether torch's generators have given numbers since this state."""
-        now = (torch.get_rng_state(), *(_cuda_states() if self.cuda else ()))
-        return not all(map(torch.equal, (self.cpu, *self.cuda), now))
+        now = (torch.get_rng_state(), *_cuda_states())
+        return not all(map(torch.equal, (self.cpu, *self._on_gpus()), now))
+
+    def _on_gpus(self) -> tuple[Tensor, ...]:
+        """The states of GPUs; where they came into use since: as torch makes them from its seed."""
+        if self.cuda or not (num_new := len(_cuda_states())):
+            return self.cuda
+        generator = torch.Generator()
+        generator.set_state(self.cpu)
+        new = torch.Generator("cuda").manual_seed(generator.initial_seed())
+        return (new.get_state(),) * num_new
 
 
 @contextmanager
@@ -65,4 +73,6 @@ def same_randomness() -> Iterator[Callable[[], bool]]:
 
 
 def _cuda_states() -> tuple[Tensor, ...]:
-    return tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
+    """Of GPUs in use: asking for others would start CUDA, which no forked child can use."""
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return tuple(torch.cuda.get_rng_state_all()) if is_used else ()

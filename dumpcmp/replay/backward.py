@@ -21,16 +21,10 @@ from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import MOST_BYTES, check_size
 from dumpcmp.replay.listed import ReplayFunction, function_named
 from dumpcmp.replay.making import making_float64
+from dumpcmp.replay.rating import error_of
 from dumpcmp.replay.recorded import differentiable, told_by
 from dumpcmp.replay.rounded_sums import RoundedSums, is_made_of_sums
-from dumpcmp.replay.running import (
-    Rerun,
-    error_of,
-    fitted,
-    lowered,
-    ratio_of,
-    widened,
-)
+from dumpcmp.replay.running import Rerun, fitted, lowered, ratio_of, widened
 from dumpcmp.replay.unreplayable import Unreplayable
 
 DRAWN = "drawn"  # the slot of what a dropout keeps of ones

@@ -14,7 +14,7 @@ from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import MOST_BYTES
 from dumpcmp.replay.listed import function_named
 from dumpcmp.replay.rating import NO_NOISE
-from dumpcmp.replay.running import Rerun, error_of, rerun, run_natively
+from dumpcmp.replay.running import Rerun, errors_of, rerun, run_natively
 from dumpcmp.replay.unreplayable import Unreplayable
 
 At = tuple[int, str]  # the how-manieth call of a region, and a slot of it
@@ -53,10 +53,12 @@ def rerun_region(
     wide = _run(region, given, device, limit, is_rounded=False)
     short = _run(region, given, device, limit, is_rounded=True)
     outputs = {name: _found(wide, place) for name, place in wanted.items()}
-    noise = {name: error_of(short[place], outputs[name]) for name, place in wanted.items()}
+    errors = {name: errors_of(short[place], outputs[name]) for name, place in wanted.items()}
+    noise = {name: error for name, (error, _) in errors.items()}
+    worst = {name: largest for name, (_, largest) in errors.items()}
     sums = [function_named(call.target, device).kind in _SUMMING for call in region.calls]
     condition = dict.fromkeys(wanted, math.sqrt(max(1, sum(sums))))
-    return Rerun(outputs, condition, noise, num_ops=len(region.calls))
+    return Rerun(outputs, condition, noise, worst, num_ops=len(region.calls))
 
 
 def _named(alone: Rerun, wanted: Mapping[str, str]) -> Rerun:

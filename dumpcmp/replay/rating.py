@@ -150,11 +150,15 @@ def rated(
             outputs, noise=noise, is_pointwise=True, is_nearest=nearest, is_either=bool(noise)
         )
     short = _run_short(function, arguments)
-    noise = {slot: error_of(short[slot], outputs[slot]) for slot in outputs if slot in short}
-    worst = {slot: worst_error(short[slot], outputs[slot]) for slot in noise}
+    errors = {slot: errors_of(short[slot], outputs[slot]) for slot in outputs if slot in short}
+    noise = {slot: error for slot, (error, _) in errors.items()}
+    worst = {slot: largest for slot, (_, largest) in errors.items()}
     if function.name in _BY_LAYOUT:
-        strided = _errors(function, arguments.mapped(_strided), outputs)
-        noise = {slot: max(error, strided.get(slot, 0.0)) for slot, error in noise.items()}
+        strided = _run_short(function, arguments.mapped(_strided))
+        for slot in noise.keys() & strided.keys():
+            error, largest = errors_of(strided[slot], outputs[slot])
+            noise[slot] = max(noise[slot], error)
+            worst[slot] = worst[slot].max(largest)
     if all(leaf.dtype not in SHORT for leaf in arguments.tensors()):
         single = noise if not double else {}
     else:
@@ -307,25 +311,40 @@ def _run_short(function: ReplayFunction, arguments: CallArguments) -> dict[str, 
 
 def error_of(narrow: Tensor, wide: Tensor) -> float:
     """The rel_l2 of `narrow` against `wide` as its dtype rounds it, over what is finite in both."""
+    difference = _difference(narrow, wide)
+    return 0.0 if difference is None else _rel_l2(difference, wide)
+
+
+def errors_of(narrow: Tensor, wide: Tensor) -> tuple[float, WorstNoise]:
+    """The same, and the largest errors of a row and of an element."""
+    difference = _difference(narrow, wide)
+    if difference is None:
+        return 0.0, NO_NOISE
+    return _rel_l2(difference, wide), _worst_of(difference, wide)
+
+
+def _difference(narrow: Tensor, wide: Tensor) -> Tensor | None:
     if not is_inexact(wide) or narrow.shape != wide.shape:
-        return 0.0
-    d = narrow.to(wide.dtype) - wide.to(narrow.dtype).to(wide.dtype)
-    error, norm = norm_of(d), norm_of(wide)
+        return None
+    return narrow.to(wide.dtype) - wide.to(narrow.dtype).to(wide.dtype)
+
+
+def _rel_l2(difference: Tensor, wide: Tensor) -> float:
+    error, norm = norm_of(difference), norm_of(wide)
     if not math.isfinite(error + norm):
-        finite = torch.isfinite(d)
-        error, norm = norm_of(d[finite]), norm_of(wide[finite])
+        finite = torch.isfinite(difference)
+        error, norm = norm_of(difference[finite]), norm_of(wide[finite])
     return error / norm if norm else 0.0
 
 
-def worst_error(narrow: Tensor, wide: Tensor) -> WorstNoise:
-    """The largest errors of a row and of an element, over its own size and that of a usual one."""
-    if not is_inexact(wide) or narrow.shape != wide.shape or not wide.numel():
+def _worst_of(difference: Tensor, wide: Tensor) -> WorstNoise:
+    """Errors of a row and of an element over its own size and that of a usual one."""
+    if not wide.numel():
         return NO_NOISE
-    d = narrow.to(wide.dtype) - wide.to(narrow.dtype).to(wide.dtype)
-    element = _largest_share(d.abs(), wide.abs())
+    element = _largest_share(difference.abs(), wide.abs())
     if not wide.ndim:
         return WorstNoise(element, element)
-    rows = (torch.linalg.vector_norm(each, dim=-1) for each in (d, wide))
+    rows = (torch.linalg.vector_norm(each, dim=-1) for each in (difference, wide))
     return WorstNoise(_largest_share(*rows), element)
 
 

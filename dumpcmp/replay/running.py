@@ -21,7 +21,7 @@ from dumpcmp.replay.making import EXACT_OF_INTEGERS, making_float64
 from dumpcmp.replay.prepared import Blank, LaidReady, Preparations, PreparedCall, form_of
 from dumpcmp.replay.rating import NO_NOISE, SHORT, WorstNoise, is_inexact, rated, run, run_as_told
 from dumpcmp.replay.rating import Rerun as Rerun
-from dumpcmp.replay.rating import error_of as error_of
+from dumpcmp.replay.rating import errors_of as errors_of
 from dumpcmp.replay.rating import ratio_of as ratio_of
 from dumpcmp.replay.tiling import CallTile, joined, tiles_of
 from dumpcmp.replay.unreplayable import NothingToCheck, Unreplayable

@@ -27,7 +27,8 @@ def next_commands(outcome: Outcome) -> Iterator[tuple[str, str]]:
         yield _line("dumpcmp", "audit", golden), "whether golden's dump is whole"
     if outcome.tally[Verdict.FUSED]:
         why = "dump my side again with every op stored, where several share a kernel"
-        yield "dumpcmp dump --mode compiled --realize --path REALIZED SCRIPT", why
+        command = ("dumpcmp", "dump", "--mode", "compiled", "--realize", "--path", "REALIZED")
+        yield _line(*command, *_program(outcome)), why
 
 
 def _about(first: Row, golden: str, mine: str) -> Iterator[tuple[str, str]]:
@@ -67,8 +68,20 @@ def fault_commands(outcome: Outcome) -> Iterator[tuple[str, str]]:
         key = row.golden_key
         if key is not None and key.slot.is_output:
             where = ("--golden-path", golden, "--at", f"{key.op}#{key.call} {key.slot}")
-            command = _line("dumpcmp", "graft", *where, "--path", f"grafted-{number}", "SCRIPT")
-            yield command, f"The program with golden's {key.op} in place of its own"
+            words = ("dumpcmp", "graft", *where, "--path", f"grafted-{number}")
+            yield (
+                _line(*words, *_program(outcome)),
+                f"The program with golden's {key.op} in place of its own",
+            )
+
+
+def _program(outcome: Outcome) -> list[str]:
+    """My program as its dump was asked for; each word of it is quoted, whatever it holds."""
+    told = dict(outcome.background.target.facts).get("program", "")
+    try:
+        return shlex.split(told) or ["SCRIPT"]
+    except ValueError:  # no dump writes that
+        return ["SCRIPT"]
 
 
 def _root_values(outcome: Outcome) -> Iterator[Row]:

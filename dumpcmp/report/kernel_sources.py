@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import NamedTuple
 
+from dumpcmp.archive.paths import own_text
 from dumpcmp.archive.read.reader import Archive, source_of
 from dumpcmp.archive.stores.urls import place
 from dumpcmp.nouns.outcome import Outcome
@@ -65,7 +66,7 @@ def kernel_source(outcome: Outcome, row: Row) -> KernelSource | None:
 
 
 def _source_in(file: Path, row: Row) -> KernelSource | None:
-    code = file.read_text()
+    code = own_text(file)
     source = source_of(code, row.kernel)
     if not source:
         return None

@@ -136,9 +136,9 @@ def _given(row: Row) -> Iterator[str]:
 def _parts(row: Row) -> str:
     if row.replay is None or not row.replay.is_known:
         return ""
-    inherited = row.replay.inherited
-    more = "" if math.isnan(inherited) else f", inherited {inherited:.3g}"
-    return f" Introduced {row.replay.introduced:.3g}{more}."
+    shares = {"introduced": row.replay.introduced, "inherited": row.replay.inherited}
+    told = [f"{name} {share:.3g}" for name, share in shares.items() if not math.isnan(share)]
+    return f" {', '.join(told).capitalize()}." if told else ""
 
 
 def _looks(one: CloseUp | None) -> Iterator[str]:

@@ -141,8 +141,8 @@ def _divergence(outcome: Outcome, row: Row) -> Iterable[RenderableType]:
     )
     yield Text(f"  {_why(outcome, row)}")
     yield plain(f"  {row.verdict.value}: {row.reason}")
-    if row.replay is not None and row.replay.is_known:
-        yield Text(f"  {_parts(row.replay)}")
+    if row.replay is not None and (parts := _parts(row.replay)):
+        yield Text(f"  {parts}")
     if row.metrics is not None:
         yield Text(f"  {_numbers(row)}")
         yield Padding(_sides(row), (0, 0, 0, 2), expand=False)
@@ -211,10 +211,9 @@ def _has_inputs(outcome: Outcome, key: Key) -> bool:
 
 
 def _parts(replay: Replay) -> str:
-    """What of the difference is the op's own, and what it was given."""
-    parts = [f"introduced {replay.introduced:.3g}"]
-    if not math.isnan(replay.inherited):
-        parts.append(f"inherited {replay.inherited:.3g}")
+    """What of the difference is the op's own, and what it was given, where that is known."""
+    shares = {"introduced": replay.introduced, "inherited": replay.inherited}
+    parts = [f"{name} {share:.3g}" for name, share in shares.items() if not math.isnan(share)]
     if replay.amplification > 1:
         parts.append(f"amplified {replay.amplification:.3g} times")
     if replay.condition > 1:

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dumpcmp.archive.paths import own_text
 from dumpcmp.archive.read.reader import Archive, source_of
+from dumpcmp.report.markdown import as_code, as_text
 from dumpcmp.reproducing.case import GuiltyKind, ReproCase, ShownBy
 from dumpcmp.reproducing.script import RIGHT_OPS, script_of, stored_values
 from dumpcmp.reproducing.tensor_file import write_tensors
@@ -39,7 +41,7 @@ def environment(archive: Archive) -> dict[str, Any]:
 def kernel_source(case: ReproCase, archive: Archive) -> str:
     """The generated code of the kernel that computed it, where the run has kept it."""
     kernel = case.facts.get("kernel", "")
-    texts = (p.read_text() for (_, _, name), p in archive.texts.items() if name.startswith("code-"))
+    texts = (own_text(p) for (_, _, name), p in archive.texts.items() if name.startswith("code-"))
     sources = (source_of(text, kernel) for text in texts) if kernel else ()
     return next(filter(None, sources), "")
 
@@ -52,15 +54,15 @@ def readme(case: ReproCase, archive: Archive, size: str) -> str:
     at = f" (from {source})" if source else ""
     note = f" {case.facts['note']}." if "note" in case.facts else ""
     lines = [
-        f"# {case.kind.value}: {case.place}",
+        f"# {case.kind.value}: {as_text(case.place)}",
         "",
-        f"{case.reason}{at}.{note}",
+        as_text(f"{case.reason}{at}.{note}"),
         _BOTH if case.kind is GuiltyKind.VALUE else _SHOWN[case.shown],
         "",
         f"- `{case.command}` fails; it needs torch and numpy, nothing else.",
         f"- `{case.command} --right` passes: it puts {RIGHT_OPS[case.right]} in place.",
         f"- `values.safetensors`: {_inputs(case)}; {size}.",
-        f"- `environment.json`: where it ran, with torch {torch}.",
+        f"- `environment.json`: where it ran, with torch {as_text(str(torch))}.",
         f"- {_kernel_line(case, archive)}",
     ]
     return "\n".join(lines) + "\n"
@@ -74,5 +76,5 @@ def _inputs(case: ReproCase) -> str:
 
 def _kernel_line(case: ReproCase, archive: Archive) -> str:
     if kernel_source(case, archive):
-        return f"`kernel.txt`: the generated kernel `{case.facts['kernel']}`."
+        return f"`kernel.txt`: the generated kernel {as_code(case.facts['kernel'])}."
     return "No source of a kernel was recorded."

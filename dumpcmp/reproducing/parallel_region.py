@@ -61,19 +61,40 @@ class CollectiveStatement:
     @property
     def group(self) -> tuple[int, ...]:
         """The ranks that make it together."""
-        return tuple(self.words["group"])
+        return self._numbers("group")
 
     @property
     def root(self) -> int:
         """The place in the group of the rank that sends to all, or gets from all."""
-        return int(self.words.get("root_rank", self.words.get("src", 0)) or 0)
+        place = self.words.get("root_rank", self.words.get("src", 0)) or 0
+        if type(place) is not int or not 0 <= place < len(self.group):
+            raise Unreplayable(f"{self.call.op} names no rank of its group")
+        return place
+
+    @property
+    def reduction(self) -> ReduceOp:
+        """What makes one of the tensors of all ranks."""
+        told = self.words.get("op", "sum")
+        if told not in set(ReduceOp):
+            raise Unreplayable(f"{self.call.op} reduces in a way that is not known")
+        return ReduceOp(told)
+
+    def sizes(self, word: str) -> tuple[int, ...]:
+        """How a tensor is cut among the ranks, where it was told."""
+        return self._numbers(word) if self.words.get(word) else ()
+
+    def _numbers(self, word: str) -> tuple[int, ...]:
+        told = self.words.get(word)
+        if not isinstance(told, list) or not all(type(number) is int for number in told):
+            raise Unreplayable(f"{self.call.op}: its {word} was not recorded as numbers")
+        return tuple(told)
 
     def delivery(self, rank: int, slot: str, cuts: tuple[tuple[int, ...], ...]) -> RankDelivery:
         """What a rank gets as `slot`."""
         nth = int(Slot(slot).name or 0)
         return RankDelivery(
             self.kind, self.group.index(rank), len(self.group), nth, self.shapes[slot],
-            str(self.words.get("op", "sum")), self.root, cuts if any(cuts) else (),
+            self.reduction, self.root, cuts if any(cuts) else (),
         )  # fmt: skip
 
     def with_number(self, old: int, new: int) -> CollectiveStatement:
@@ -92,7 +113,7 @@ class CollectiveStatement:
     def lines(self) -> list[str]:
         """The call by its public name, on copies of what it changes."""
         group = f"group=GROUPS[{', '.join(map(str, self.group))},]"
-        op = f"dist.ReduceOp.{str(self.words.get('op', 'sum')).upper()}"
+        op = f"dist.ReduceOp.{self.reduction.upper()}"
         taken = [self.takes[slot] for slot in sorted(self.takes, key=_number)]
         made = [self.gives[slot] for slot in sorted(self.gives, key=_number)]
         name, first = made[0], f"{taken[0]}.contiguous()"
@@ -121,9 +142,9 @@ class CollectiveStatement:
                 return [room, f"dist.reduce_scatter({name}, [{', '.join(taken)}], {op}, {group})"]
             case Collective.ALL_TO_ALL if len(taken) == 1:
                 sizes = [
-                    f"{word}={list(self.words[word])}"
+                    f"{word}={list(self.sizes(word))}"
                     for word in ("output_split_sizes", "input_split_sizes")
-                    if self.words.get(word)
+                    if self.sizes(word)
                 ]
                 rest = ", ".join([name, first, *sizes, group])
                 return [room, f"dist.all_to_all_single({rest})"]
@@ -208,7 +229,7 @@ def _deliver(left: Mapping[int, list[Any]], known: Mapping[int, dict[str, Tensor
             for place, rank in enumerate(group)
             for slot, name in sorted(here[rank].takes.items(), key=lambda each: _number(each[0]))
         }
-        cuts = tuple(tuple(here[rank].words.get("input_split_sizes") or ()) for rank in group)
+        cuts = tuple(here[rank].sizes("input_split_sizes") for rank in group)
         for rank in group:
             for slot, name in here[rank].gives.items():
                 got = here[rank].delivery(rank, slot, cuts).run(given)

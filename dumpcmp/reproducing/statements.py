@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import keyword
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from dumpcmp.nouns.record import Call
 from dumpcmp.replay.arguments import CallArguments, read_arguments
 from dumpcmp.replay.listed import function_named
 from dumpcmp.replay.running import rerun
+from dumpcmp.replay.unreplayable import Unreplayable
 
 _PUBLIC = {
     "torch._VariableFunctionsClass": "torch",
@@ -63,7 +65,8 @@ class Statement:
         """The code: the call, and a line for each of its results that has a name of its own."""
         function = function_named(self.call.target)
         args = [spelled(part) for part in self.arguments.args]
-        words = [f"{word}={spelled(part)}" for word, part in self.arguments.kwargs.items()]
+        named = self.arguments.kwargs.items()
+        words = [f"{code_word(word)}={spelled(part)}" for word, part in named]
         if function.changes_first and args:
             args[0] += ".clone()"
         slots = list(self.gives)
@@ -88,9 +91,16 @@ def _with_number(tree: Any, old: int, new: int) -> Any:
     return new if type(tree) is int and tree == old else tree
 
 
+def code_word(text: str) -> str:
+    """`text`, which has to be a plain name: an archive may call its values whatever it likes."""
+    if not text.isascii() or not text.isidentifier() or keyword.iskeyword(text):
+        raise Unreplayable(f"{text[:80]!r} is no name that may stand in a script")
+    return text
+
+
 def _path(slot: str) -> str:
     words = slot.removeprefix("output.").split(".")
-    return "".join(f"[{w}]" if w.isdecimal() else f".{w}" for w in words)
+    return "".join(f"[{int(w)}]" if w.isdecimal() else f".{code_word(w)}" for w in words)
 
 
 def _public(target: str) -> str:

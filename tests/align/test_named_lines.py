@@ -77,6 +77,14 @@ def test_odd_yaml_is_read_or_refused_in_a_sentence(name: str, tmp_path: Path) ->
             assert error.message and str(place) in error.message
 
 
+def test_a_name_that_begins_two_lines_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "names.yaml"
+    place.write_text("layers.0: blocks.0\nlayers.1: blocks.1\nlayers.0: blocks.2\n")
+    for read, error in ((read_mapping, AlignError), (lambda p: read_stated([str(p)]), LayoutError)):
+        with pytest.raises(error, match=r"'layers[.]0' begins 2 of its lines"):
+            read(place)
+
+
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "names.yaml")
     with pytest.raises(AlignError, match="no regular file"):

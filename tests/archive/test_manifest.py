@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import dumpcmp
 from dumpcmp import audit, compact
 from dumpcmp.archive.manifest import Manifest, PartCount, read_manifest
-from dumpcmp.archive.paths import read_run, run_text
+from dumpcmp.archive.paths import read_run
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.schema import SCHEMA_VERSION
+from dumpcmp.archive.upload import upload
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.cli import main
 from dumpcmp.nouns.errors import ArchiveError
@@ -191,17 +193,17 @@ def as_version_4(path: Path) -> None:
     """Make of the archive one of the version before, which had no manifest."""
     place = rank_of(path) / "run.json"
     facts = json.loads(place.read_text())
-    del facts["manifest"]
-    place.write_text(run_text(facts | {"schema": 4}))
+    del facts["manifest"], facts["digest"]
+    place.write_text(json.dumps(facts | {"schema": 4}))
     (rank_of(path) / "manifest.json").unlink()
 
 
 def test_runs_of_the_version_before_are_held_against_their_count(tmp_path: Path) -> None:
     path = written(tmp_path / "d")
     as_version_4(path)
-    assert audit(path).sound and Archive(path).complete
+    assert audit(path).exit_code == 0 and Archive(path).complete
     last_token(path)
-    assert not audit(path).sound
+    assert audit(path).exit_code == 1
     archive = Archive(path)
     list(archive)
     assert any("run.json counts 24 values, and 18 are found" in p for p in archive.problems)
@@ -278,10 +280,28 @@ def test_a_bit_that_flips_in_run_json_is_told(tmp_path: Path) -> None:
     assert dumpcmp.compare(tmp_path / "run", tmp_path / "run").exit_code == 2
 
 
-def test_facts_of_a_run_that_have_no_digest_are_read(tmp_path: Path) -> None:
-    """As in archives of before."""
-    rank = rank_of(written(tmp_path / "run"))
-    facts = read_run(rank)
+def test_an_audit_says_that_it_cannot_know_where_a_run_has_no_digest(tmp_path: Path) -> None:
+    """As in archives of before: they are read, and whatever their run.json says is believed."""
+    path = written(tmp_path / "run")
+    place = rank_of(path) / "run.json"
+    facts = read_run(place.parent)
     del facts["digest"]
-    (rank / "run.json").write_text(json.dumps(facts))
-    assert read_run(rank) == facts and audit(tmp_path / "run").sound
+    place.write_text(json.dumps(facts))
+    assert read_run(place.parent) == facts
+    found = audit(path)
+    assert not found.sound and found.exit_code == 0
+    (unknown,) = found.findings
+    assert unknown.unknown and "it has no digest" in unknown.problem
+    ran = CliRunner().invoke(main, ["audit", str(path)])
+    assert ran.exit_code == 0
+    assert "nothing wrong found, not all known: 24 records" in ran.output
+    last_token(path)
+    assert audit(path).exit_code == 1
+
+
+def test_an_upload_gives_no_digest_to_facts_that_had_none(tmp_path: Path) -> None:
+    path = written(tmp_path / "run")
+    as_version_4(path)
+    there = f"memory://{tmp_path.name}/run"
+    upload(path, there)
+    assert not audit(there).sound and audit(there).exit_code == 0

@@ -119,6 +119,8 @@ MISUSES = [
     ("compare --rtol x", "Invalid value for '--rtol': 'x' is not a valid float."),
     ("golden nope", "No such command 'nope'."),
     ("audit", "Missing argument 'PATH'."),
+    ("comapre", "No such command 'comapre'. Did you mean 'compare'?"),
+    ("explain --golden-path d1", "No such option '--golden-path'."),
 ]
 
 
@@ -127,7 +129,8 @@ def test_a_misuse_is_told_like_all_trouble(words: str, said: str) -> None:
     told = CliRunner().invoke(main, words.split())
     assert told.exit_code == 2
     first, then = told.stderr.splitlines()
-    assert first == f"dumpcmp: {said}" and then.endswith("--help lists what it takes")
+    assert first == f"dumpcmp: {said}"
+    assert then.startswith("  usage: ") and then.endswith("; --help says more")
 
 
 @pytest.mark.parametrize("option", ["--rtol nan", "--atol inf", "--rtol -1", "--pcc 2"])

@@ -40,7 +40,12 @@ def bucket() -> Iterator[Bucket]:
 
 @pytest.fixture(scope="module")
 def cluster(mark: Path, bucket: Bucket) -> Iterator[Any]:
-    quick = {"distributed.scheduler.allowed-failures": 1}
+    quick = {
+        "distributed.scheduler.allowed-failures": 1,
+        # So long after a worker died the cluster looks whether another has its name. Where that one
+        # has just been killed as well, it takes it for lost, and ends what replaces it.
+        "distributed.deploy.lost-worker-timeout": "1 hour",
+    }
     options: dict[str, Any] = {
         "env": {MARK: str(mark)},  # and all variables of this process
         "threads_per_worker": 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,14 @@ from tests.engines.dying import STAGES, WHEN, check_stage
 from tests.engines.runs import MARK, die, dump_two, told
 
 ray = pytest.importorskip("ray")
+
+# Each worker that is lost is followed by one that loads torch anew. Ray lets workers wait for all
+# others of the machine, by a niceness of 15; on a busy one that took minutes for each test.
+HERE: dict[str, Any] = {
+    "num_cpus": 2,
+    "include_dashboard": False,
+    "_system_config": {"worker_niceness": 0},
+}
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +32,7 @@ def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(mark: Path) -> Iterator[None]:
     env = {"env_vars": {MARK: str(mark)}}
-    here = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 2, "include_dashboard": False}
+    here = {} if "RAY_ADDRESS" in os.environ else HERE
     ray.init(log_to_driver=False, runtime_env=env, **here)
     yield
     ray.shutdown()
@@ -46,6 +55,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return dump_two(tmp_path_factory.mktemp("runs"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_worker_that_dies_at_any_stage_changes_nothing(

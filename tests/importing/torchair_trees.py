@@ -81,7 +81,7 @@ def write_ge(
                 path.write_bytes(ge_bytes(task.inputs, task.outputs))
     if graph:
         tasks = next(iter(tokens.values()))
-        text = "".join(map(_described, tasks))
+        text = "".join(map(described, tasks))
         (root / "dynamo_original_graph_1_rank_0_pid_7_ts_1706.txt").write_text(text)
     return root
 
@@ -90,7 +90,8 @@ def _extremes(value: Array) -> Array:
     return np.array([value.min(), value.max()])
 
 
-def _described(task: Task) -> str:
+def described(task: Task) -> str:
+    """A task in the text of a graph, with the FX node that it came from."""
     tensor = f"{task.node}-{task.target}.OUTPUT.0"
     return (
         f'op {{\n  name: "{task.name}"\n  type: "{task.kind}"\n  input: "x:0"\n  output_desc {{\n'

@@ -8,7 +8,10 @@ import re
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import Any
+
+from dumpcmp.measure import metric_process
 
 
 def signs(golden: Any, target: Any) -> dict[str, float]:
@@ -72,14 +75,14 @@ def matching(golden: Any, target: Any) -> float:
     return float(re.match("(a|aa)+$", "a" * 100 + "b") is None)
 
 
-def waiting_in_c(golden: Any, target: Any) -> float:
-    return float(ctypes.PyDLL(None).pause())
+def waiting_in_c(*_: Any) -> Any:
+    return ctypes.PyDLL(None).pause()
 
 
 def deaf(golden: Any, target: Any) -> float:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    return waiting_in_c(golden, target)
+    return float(waiting_in_c())
 
 
 def ending(golden: Any, target: Any) -> float:
@@ -93,3 +96,35 @@ def crashing(golden: Any, target: Any) -> float:
 def killing(golden: Any, target: Any) -> float:
     os.kill(os.getpid(), signal.SIGKILL)
     return 0.0
+
+
+def stopped(golden: Any, target: Any) -> float:
+    """Stands still until somebody lets it go on, as a process on a machine that is busy."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return 5.0
+
+
+def hidden(golden: Any, target: Any) -> float:
+    """Goes on where nobody can hear of it."""
+    os.closerange(3, 100)
+    return waiting(golden, target)
+
+
+def babbling(golden: Any, target: Any) -> float:
+    """Writes to whatever is open, also where its process answers."""
+    for number in range(3, 20):
+        with suppress(OSError):
+            os.write(number, b"\0\0\0\1?")
+    return 0.0
+
+
+def doubled(golden: Any, target: Any) -> float:
+    """Forks, and lets the fork go on as if it were the one that was asked."""
+    os.fork()
+    return float(golden[0])
+
+
+def blocking(golden: Any, target: Any) -> float:
+    """Answers, and has its process read no array of the next question."""
+    setattr(metric_process, "_received", waiting_in_c)  # noqa: B010 - not of its type
+    return 1.0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 
 from dumpcmp.measure import metric_process
-from dumpcmp.measure.metric_process import MetricProcess
+from dumpcmp.measure.metric_process import MetricProcess, computed_seconds
 from dumpcmp.nouns.budgets import METRIC
 from dumpcmp.nouns.errors import SelectionError
 
@@ -27,7 +30,7 @@ RAISED = {
     "asking": "EOFError",
     "wordy": "ValueError: could not convert string to float",
 }
-HANGING = ("looping", "waiting", "matching", "waiting_in_c", "deaf")
+COMPUTING, WAITING = ("looping", "matching"), ("waiting", "waiting_in_c", "deaf")
 ENDING = {"ending": "exit code 0", "crashing": "SIGSEGV", "killing": "SIGKILL"}
 
 
@@ -68,18 +71,77 @@ def test_what_a_metric_writes_reaches_nobody(process: MetricProcess) -> None:
     assert (before[0] == GOLDEN).all() and (before[1] == TARGET).all()
 
 
-@pytest.mark.parametrize("name", HANGING)
+@pytest.mark.parametrize("name", [*COMPUTING, *WAITING])
 def test_a_metric_that_hangs_is_ended_and_asked_no_more(
     process: MetricProcess, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process.check(f"{METRICS}:{name}")  # which starts it
-    short = replace(METRIC, seconds=0.5)
-    monkeypatch.setattr(metric_process, "METRIC", short)
-    told = f"--metric {METRICS}:{name}: no answer in 0.5 seconds, and it is asked no more"
+    monkeypatch.setattr(metric_process, "METRIC", replace(METRIC, seconds=0.1))
+    limit = "0.1 seconds of computing" if name in COMPUTING else "1 seconds"
+    told = f"--metric {METRICS}:{name}: no answer in {limit}, and it is asked no more"
     assert computed(process, name) == ({}, told)
     monkeypatch.undo()
     assert computed(process, name) == ({}, told), "now it had a minute"
     assert computed(process, "signs")[0]
+
+
+def test_a_metric_that_a_busy_machine_keeps_waiting_is_waited_for(
+    process: MetricProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped until twice the seconds have passed that it may compute."""
+    process.check(f"{METRICS}:stopped")
+    began, let_go = time.monotonic(), []
+
+    def looked_at(pid: int) -> float:
+        if time.monotonic() - began > 2:
+            let_go.append(pid)
+            os.kill(pid, signal.SIGCONT)
+        return computed_seconds(pid)
+
+    monkeypatch.setattr(metric_process, "METRIC", replace(METRIC, seconds=1.0))
+    monkeypatch.setattr(metric_process, "computed_seconds", looked_at)
+    assert computed(process, "stopped") == ({"stopped": 5.0}, "")
+    assert let_go
+
+
+def test_what_a_process_computes_is_counted_and_what_it_waits_for_is_not(
+    process: MetricProcess,
+) -> None:
+    before = computed_seconds(os.getpid()), time.thread_time()
+    assert sum(range(3_000_000))
+    counted = computed_seconds(os.getpid()) - before[0]
+    assert counted == pytest.approx(time.thread_time() - before[1], abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "name, told", [("hidden", "its process listens no more"), ("babbling", "cannot be read")]
+)
+def test_a_metric_that_meddles_with_its_process_is_told(
+    process: MetricProcess, name: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metric_process, "GRACE_SECONDS", 0.1)
+    found, problem = computed(process, name)
+    assert not found and told in problem
+    assert computed(process, "signs")[0]
+
+
+def test_what_hangs_after_it_answered_is_ended_though_it_does_not_listen(
+    process: MetricProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = np.ones(1 << 17)  # more than a pipe takes
+    assert computed(process, "blocking") == ({"blocking": 1.0}, "")
+    monkeypatch.setattr(metric_process, "METRIC", replace(METRIC, seconds=0.05))
+    found, problem = process.computed(f"{METRICS}:blocking", large, large)
+    assert not found and "no answer in 1.5 seconds" in problem
+    monkeypatch.undo()
+    assert computed(process, "signs")[0]
+
+
+def test_a_fork_that_answers_as_well_gives_no_other_pair_its_number() -> None:
+    process = MetricProcess()
+    for number in (1.0, 2.0, 3.0, 4.0):
+        pair = np.array([number]), np.array([0.0])
+        assert process.computed(f"{METRICS}:doubled", *pair) == ({"doubled": number}, "")
 
 
 @pytest.mark.parametrize("name", ENDING)

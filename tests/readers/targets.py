@@ -6,10 +6,11 @@ import io
 import json
 import shutil
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,11 @@ from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.manifest import read_manifest
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.read.scan import ring_records
+from dumpcmp.archive.upload import upload
 from dumpcmp.archive.write.ring import Ring
 from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.comparing.matches import matches_in
+from dumpcmp.dumping.modes import check_mode, parse_mode
 from dumpcmp.execute import SerialExecutor
 from dumpcmp.golden import unpacked_golden
 from dumpcmp.importing import import_dump
@@ -31,6 +35,7 @@ from dumpcmp.importing.gathering import find, gather, opened
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.layouts import parse_layout
+from dumpcmp.nouns.selection import make_tap
 from dumpcmp.nouns.value import Value
 from dumpcmp.partitioning.checkpoint import read_checkpoint
 from dumpcmp.partitioning.exported import read_exported
@@ -38,6 +43,7 @@ from dumpcmp.report.page import page_of
 from dumpcmp.report.reading import read_json
 from dumpcmp.summary.summary import summarise
 from tests.archive.values import key, parts, put
+from tests.importing.torchair_trees import Task, described, ge_bytes
 
 CHECKPOINT = Path(__file__).parents[1] / "partitioning" / "data" / "nnscaler_linear_relu.ckp"
 MAPPING = b"""\
@@ -62,6 +68,22 @@ MSPROBE = {
         }
     }
 }  # fmt: skip
+
+X = np.arange(6, dtype="f4").reshape(2, 3)
+GE, TEXT = "Add.Add_2.0.6.1706596911878000", "dynamo_original_graph_1_rank_0_pid_7_ts_1706.txt"
+FX = "add_1-aten.add.Tensor.OUTPUT.0.20240125031118787000.npy"
+SGLANG = "step=0___rank=1___dump_index=12___name=attn_out.pt"
+FACTS = {
+    "version": 1,
+    "asked": {"mode": "eager", "seed": 0, "dtype": None, "filters": {"tokens": [[0, 3]],
+              "layers": ["a.*"], "io": "all", "backward": False, "level": "functions"}},
+    "facts": {"versions.torch": "2.13"},
+}  # fmt: skip
+ROWS = b"""\
+op,call,slot,token,paired_by,verdict,golden_shape,my_op,reason
+a,0,output.0,0,key,PASS,"[2, 3]",,
+"b,c",1,input.0,0,,UNPAIRED,,,"no ""match"\"\"
+"""
 
 Read = Callable[[bytes], object]
 
@@ -98,7 +120,15 @@ class Targets:
             "packages": (self._package, []),  # of what takes long to write, the corpus has one
             "checkpoints": (self._checkpoint, [CHECKPOINT.read_bytes()]),
             "fixtures": (self._fixture, [_fixture("w"), _fixture("w:xz")]),
+            "fixture facts": (self._fixture_facts, [json.dumps(FACTS).encode()]),
             "reports": (self._report, []),
+            "rows": (self._rows, [ROWS]),
+            "journals": (self._uploaded, [b'["Model/0/part-0000.h5", 5, 1, "a"]\n']),
+            "ge tasks": (self._tree(GE), [ge_bytes([X], [X]), ge_bytes([], [X, X], format=3)]),
+            "ge texts": (self._tree(TEXT, {GE: ge_bytes([X], [X])}), [_text()]),
+            "ge numbers": (self._tree(f"{GE}_min_max.npz"), [_numbers()]),
+            "fx": (self._tree(FX), [_npy(X), _npy(np.array("sum"))]),
+            "sglang": (self._tree(SGLANG), [_torch(True)]),
         }
 
     def _in_archive(self, place: Path) -> Read:
@@ -228,6 +258,47 @@ class Targets:
         with suppress(DumpcmpError), unpacked_golden(self.room / "golden.tar") as (_, path):
             list(Archive(path))
 
+    def _fixture_facts(self, content: bytes) -> None:
+        """What `golden check` takes of a fixture: how a program is to be dumped."""
+        place = self.room / "facts.tar"
+        with tarfile.open(place, "w") as tar:
+            _add(tar, "golden.json", content)
+        with suppress(DumpcmpError), unpacked_golden(place) as (told, _):
+            options = dict(told.options)
+            mode, dtype = parse_mode(options.pop("mode")), options.pop("dtype")
+            del options["seed"]
+            check_mode(mode, make_tap(**options), dtype)
+
+    def _tree(self, name: str, beside: Mapping[str, bytes] = MappingProxyType({})) -> Read:
+        """Read a file of a tree that other tools write, whose names tell what is in them."""
+        room = self.room / f"tree-{len(list(self.room.iterdir()))}"
+        for other, content in beside.items():
+            (room / other).parent.mkdir(parents=True, exist_ok=True)
+            (room / other).write_bytes(content)
+        (room / name).parent.mkdir(parents=True, exist_ok=True)
+
+        def read(content: bytes) -> None:
+            (room / name).write_bytes(content)
+            with suppress(DumpcmpError):
+                import_dump(room, self.room / "out", overwrite=True)
+
+        return read
+
+    def _rows(self, content: bytes) -> None:
+        (self.room / "compare.csv").write_bytes(content)
+        with suppress(DumpcmpError):
+            matches_in(self.room / "compare.csv")
+
+    def _uploaded(self, content: bytes) -> None:
+        """An upload that goes on where an earlier one stopped, as its journal says."""
+        room = self.room / "upload"
+        if not room.exists():
+            shutil.copytree(self.whole, room)
+            upload(room, f"memory://{self.room.name}/up")
+        (next(room.glob("*/run.json")).parent / ".uploaded").write_bytes(content)
+        with suppress(DumpcmpError):
+            upload(room, f"memory://{self.room.name}/up")
+
     def _report(self, content: bytes) -> None:
         (self.room / "compare.json").write_bytes(content)
         with suppress(DumpcmpError):
@@ -272,12 +343,26 @@ def _torch(is_zip: bool) -> bytes:
     return room.getvalue()
 
 
+def _text() -> bytes:
+    return described(Task("add_1", "aten.add.Tensor", "Add", "Add_2", (), ())).encode()
+
+
+def _numbers() -> bytes:
+    room = io.BytesIO()
+    np.savez(room, inputs=np.ones((2, 2)), outputs=np.zeros((1, 2)))
+    return room.getvalue()
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(content)
+    tar.addfile(entry, io.BytesIO(content))
+
+
 def _fixture(mode: Any) -> bytes:
     room = io.BytesIO()
     told = json.dumps({"version": 1, "asked": {}, "facts": {}}).encode()
     with tarfile.open(fileobj=room, mode=mode) as tar:
         for name, content in (("golden.json", told), ("run/a/b.txt", b"x")):
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
+            _add(tar, name, content)
     return room.getvalue()

@@ -28,7 +28,8 @@ MEMORY = 2 << 30  # bytes that the process may grow by
 NAMES = (
     "parts", "numbers", "runs", "manifests", "manifest lines", "rings", "npy", "npz", "safetensors",
     "torch", "msprobe", "mappings", "layouts", "layout texts", "packages", "checkpoints",
-    "fixtures", "reports",
+    "fixtures", "fixture facts", "reports", "rows", "journals", "ge tasks", "ge texts",
+    "ge numbers", "fx", "sglang",
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import platform
 import subprocess
 import sys
 import threading
@@ -324,3 +325,23 @@ def test_a_step_forgets_freed_memory() -> None:
     for i in range(50):
         key = Key("Reuser", 0, "<root>/clone", i, "output.0")
         assert sink.values[key][0] == i + 1
+
+
+@pytest.mark.parametrize("mode", ["eager", "aten"])
+def test_a_capture_starts_no_cuda(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver has threads, and children that are forked cannot use it."""
+
+    def started(*_: object) -> None:
+        raise AssertionError("CUDA is started")
+
+    import torch._dynamo  # which asks for devices when it traces
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    for asks in ("is_available", "device_count", "_lazy_init", "get_device_name"):
+        monkeypatch.setattr(torch.cuda, asks, started)
+    model = Fragile()
+    with dumpcmp.capture(model, tmp_path / "d", mode=mode, backward=True):
+        model(torch.ones(2, 3)).sum().backward()
+    assert Archive(tmp_path / "d").run[0]["run"]["device"] == platform.machine()

@@ -88,9 +88,17 @@ def test_the_step_is_found_and_kept_whole_and_no_other(program: str, every: str)
 
 
 def test_programs_that_are_the_same_run_once(program: str) -> None:
-    told = bisected(program, "99", "99")
+    room = str(Path(program).with_name("room"))
+    quoted = shlex.join([program, "99"])  # mine, too, may be in quotes
+    told = CliRunner().invoke(main, ["bisect", "--golden", quoted, "--path", room, quoted])
     assert told.exit_code == 0 and told.stdout.startswith("SAME")
     assert not Path(program).with_name("room").joinpath("mine-whole").exists()
+
+
+def test_a_program_that_is_not_there_is_told_before_any_runs(program: str) -> None:
+    told = bisected(program, "", "99", program.replace("program", "nowhere"))
+    assert told.exit_code == 2 and "nowhere.py is not a file" in told.stderr
+    assert "running" not in told.stderr
 
 
 def test_a_program_that_draws_its_batches_as_it_runs_repeats_itself(program: str) -> None:

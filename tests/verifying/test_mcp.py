@@ -41,6 +41,16 @@ def test_a_path_is_no_option() -> None:
     assert told.startswith("exit code 2: trouble") and "--help" in told and "Usage" not in told
 
 
+def test_a_module_that_lies_beside_the_dumps_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("dumpcmp", "numpy", "click", "json"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'evil')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    told = mcp_server.show(GOLDEN, "layers.0.mlp/mul")
+    assert told.startswith("exit code 0") and not (tmp_path / "evil").exists()
+
+
 def test_the_client_of_the_sdk_finds_and_calls_the_tools() -> None:
     anyio, sdk = pytest.importorskip("anyio"), pytest.importorskip("mcp")
 

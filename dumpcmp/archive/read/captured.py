@@ -23,7 +23,7 @@ from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.graph_runs import GRAPH
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call, Record
-from dumpcmp.nouns.spoken import ranks_named
+from dumpcmp.nouns.spoken import ranks_named, said_of
 
 _AT_ONCE = 64  # ranks whose indexes are read together
 
@@ -95,7 +95,7 @@ class Captured(Loader, Mapping[Key, Record]):
             alike.setdefault(why, []).append(rank)
         parts = (part for step in self._steps.values() for part in step.parts.values())
         return (
-            *([f"{ranks_named(missing)} is missing"] if (missing := self.missing_runs) else []),
+            *([said_of(missing, "is missing")] if (missing := self.missing_runs) else []),
             *(f"{ranks_named(ranks)}: {why}" for why, ranks in alike.items()),
             *(f"rank {rank}: {why}" for rank, why in self._lost),
             *(

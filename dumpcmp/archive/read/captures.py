@@ -19,8 +19,8 @@ def why_incomplete(facts: dict[str, Any], directory: Path) -> str:
         return f"{RUN_FILE} is missing or damaged" + ", or not uploaded yet" * is_remote
     if facts.get("schema") not in KNOWN_VERSIONS:
         return f"written in schema {facts.get('schema')}, this dumpcmp knows {SCHEMA_VERSION}"
-    if not is_remote and (directory / paths.MOVED).is_file():
-        return f"parts of it were moved to {(directory / paths.MOVED).read_text()}"
+    if not is_remote and (place := paths.moved_to(directory)):
+        return f"parts of it were moved to {place}"
     if facts.get("complete") is True:
         return ""
     if paths.writer_lives(facts, directory):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from dumpcmp.archive.paths import own_text
 from dumpcmp.archive.read.captured import Captured
 from dumpcmp.archive.read.filtering import Filter
 from dumpcmp.nouns.errors import ArchiveError, MissingValueError
@@ -258,7 +259,7 @@ def kernel_of(archive: Archive, call: Call) -> str:
     if call.origins:
         lines.append(f"  together with {', '.join(call.origins)}")
     sources = (
-        source_of(path.read_text(), call.kernel)
+        source_of(own_text(path), call.kernel)
         for (_, model, name), path in archive.texts.items()
         if model == call.model and name.startswith("code-")  # generated code
     )

@@ -231,7 +231,7 @@ class Snapshot:
     def of(cls, root: str, found: Mapping[str, Any], *, is_quoted: bool) -> Snapshot:
         snapshot = cls(root, is_quoted)
         for key, told in found.items():
-            name = snapshot.name(key)
+            name = _checked(snapshot.name(key))
             snapshot.objects[name] = _told(told)
             while name:
                 name, _, last = name.rpartition("/")
@@ -247,6 +247,16 @@ class Snapshot:
         """Note what was asked for later."""
         self.objects[name] = told
         return told
+
+
+def _checked(name: str) -> str:
+    """`name` of an object, which becomes that of a file; one that leads elsewhere is refused."""
+    if "\0" in name or not {".", ".."}.isdisjoint(name.split("/")):
+        raise ArchiveError(
+            f"the store lists an object {name!r}, whose name leads out of where it lies",
+            hint="remove it there: dumpcmp writes none of that kind",
+        )
+    return name
 
 
 def _overlap(one: str, other: str) -> bool:

@@ -31,6 +31,8 @@ _HANDS_OVER = "torch_function"  # handle_torch_function, or a helper that is nam
 PATHS_BY_TRACING = frozenset(("torch.nn.modules.activation", "torch.nn.modules.transformer"))
 _MACHINERY = ("torch.", "dumpcmp.")
 
+Handlers = dict[Any, Callable[..., Any]]  # how dynamo traces functions of torch, by function
+
 
 @cache
 def _hands_over(code: CodeType) -> bool:
@@ -114,9 +116,13 @@ def overrides_as_uncaptured(lacking: list[str]) -> Iterator[None]:
         missing = check_names("questions in torch.compile")
         lacking.extend(missing)
         if not missing:
-            _teach_dynamo()
+            ends.enter_context(_handlers(_taught))
 
-    with patched(*_overrides_patches()), once_imported("torch._dynamo", teach):
+    with (
+        ExitStack() as ends,
+        patched(*_overrides_patches()),
+        once_imported("torch._dynamo", teach),
+    ):
         try:
             yield
         finally:
@@ -131,23 +137,26 @@ def _restore_late_imports() -> None:
             setattr(module, name, ask)
 
 
-def _handlers() -> dict[Any, Callable[..., Any]]:
-    """How dynamo traces single functions of torch, by function."""
+@contextmanager
+def _handlers(changed: Callable[[Handlers], Handlers]) -> Iterator[None]:
+    """Have dynamo trace single functions of torch in a way of ours.
+
+    They are changed when dynamo asks for them: listing them counts the devices, for which CUDA is
+    started.
+    """
     functions: Any = private("torch._dynamo.variables.torch:TorchInGraphFunctionVariable")
-    found: dict[Any, Callable[..., Any]] = functions._get_handlers()
-    return found
+    with patched((functions, "_get_handlers", lambda listed: cache(lambda: changed(listed())))):
+        yield
 
 
-def _teach_dynamo() -> None:
-    """Have dynamo trace what stands in for functions of torch as it traces those."""
-    handlers = _handlers()
+def _taught(handlers: Handlers) -> Handlers:
+    """Dynamo traces what stands in for functions of torch as it traces those, then and later."""
     for name in OVERRIDE_QUESTIONS:
         ask, asked = _question(name)
-        trace = (
-            handlers.get(ask) or handlers[asked]
-        )  # it asks torch for them when it is asked first
+        trace = handlers.get(ask) or handlers[asked]  # those are listed that torch holds just now
         handlers[ask] = handlers[asked] = trace
         private("torch._dynamo:allow_in_graph")(asked)
+    return handlers
 
 
 def _is_path(asking: str) -> bool:
@@ -158,7 +167,6 @@ def _is_path(asking: str) -> bool:
 @contextmanager
 def tracing_as_uncaptured(is_ours: Callable[[], bool]) -> Iterator[None]:
     """Have dynamo tell the program that it is not traced, where it is for us alone: `is_ours`."""
-    handlers = _handlers()
     states = private("torch._dynamo.variables.torch:tracing_state_functions")()
     build = private("torch._dynamo.variables.base:VariableTracker").build
 
@@ -170,12 +178,11 @@ def tracing_as_uncaptured(is_ours: Callable[[], bool]) -> Iterator[None]:
 
         return answer
 
-    ours = {ask: answered(handlers[ask]) for ask, state in states.items() if state}
-    if not torch.cuda.is_available():  # where torch takes this for an op, and fails at it
-        ours[torch.cuda.is_current_stream_capturing] = lambda _, tx: build(tx, False)
-    before = dict(handlers)
-    with ExitStack() as undo:
-        undo.callback(handlers.update, before)
-        undo.callback(handlers.clear)
-        handlers.update(ours)
+    def changed(handlers: Handlers) -> Handlers:
+        ours = {ask: answered(handlers[ask]) for ask, state in states.items() if state}
+        if not torch.cuda.is_available():  # where torch takes this for an op, and fails at it
+            ours[torch.cuda.is_current_stream_capturing] = lambda _, tx: build(tx, False)
+        return {**handlers, **ours}
+
+    with _handlers(changed):
         yield
