@@ -43,6 +43,8 @@ class Statement:
 
     def __post_init__(self) -> None:
         function_named(self.call.target)  # one that may not be run again is refused
+        if "::" in self.call.target:
+            raise Unreplayable("a node of an ONNX graph is no function that a script could call")
 
     @property
     def arguments(self) -> CallArguments:

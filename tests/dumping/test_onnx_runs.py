@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import dumpcmp
 from dumpcmp.cli import main
 from dumpcmp.nouns.outcome import Conclusion
+from dumpcmp.reproducing.statements import Statement
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -219,3 +220,11 @@ def test_a_wrong_kernel_is_told_at_its_node(exported: dict[str, Path], tmp_path:
     key = outcome.first_divergence.target_key
     assert key is not None
     assert dumpcmp.Archive(tmp_path / "mine").calls[key.site].source.endswith(fault.node)
+
+
+def test_no_script_is_written_of_a_node(exported: dict[str, Path], tmp_path: Path) -> None:
+    captured(exported["dynamo"], tmp_path / "mine")
+    calls = dumpcmp.Archive(tmp_path / "mine").calls.values()
+    node = next(call for call in calls if "::" in call.target)
+    with pytest.raises(dumpcmp.DumpcmpError, match="no function that a script could call"):
+        Statement(node, {}, {})
