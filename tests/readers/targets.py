@@ -42,6 +42,9 @@ from dumpcmp.partitioning.exported import read_exported
 from dumpcmp.report.page import page_of
 from dumpcmp.report.reading import read_json
 from dumpcmp.summary.summary import summarise
+from dumpcmp.taps.onnx.places import NodePlaces
+from dumpcmp.taps.onnx.protobufs import attributes_of, graphs_of, read_model, tensors_of
+from dumpcmp.taps.onnx.tensors import from_proto
 from tests.archive.values import key, parts, put
 from tests.importing.torchair_trees import Task, described, ge_bytes
 
@@ -129,6 +132,7 @@ class Targets:
             "ge numbers": (self._tree(f"{GE}_min_max.npz"), [_numbers()]),
             "fx": (self._tree(FX), [_npy(X), _npy(np.array("sum"))]),
             "sglang": (self._tree(SGLANG), [_torch(True)]),
+            "onnx": (self._onnx, []),
         }
 
     def _in_archive(self, place: Path) -> Read:
@@ -183,6 +187,22 @@ class Targets:
         (room / "manifest.json").write_bytes(content)
         with suppress(DumpcmpError):
             read_manifest(room, {"complete": True, "manifest": "0"})
+
+    def _onnx(self, content: bytes) -> None:
+        """All that is read of a model before ONNX Runtime is given it."""
+        pytest.importorskip("onnx")
+        place = self.room / "model.onnx"
+        place.write_bytes(content)
+        with suppress(DumpcmpError):
+            model = read_model(place)
+            NodePlaces.of(model)
+            for graph, _ in graphs_of(model):
+                for node in graph.node:
+                    with suppress(DumpcmpError):
+                        attributes_of(node)
+                for tensor in tensors_of(graph):
+                    with suppress(DumpcmpError):
+                        from_proto(tensor, self.room)
 
     def _ring_bytes(self) -> bytes:
         ring = Ring(1 << 16, self.room / "ring")

@@ -49,7 +49,24 @@ def read_model(path: Path) -> ModelProto:
             hint="give the file that torch.onnx.export wrote",
         )
     _check_bounds(path, model)
+    if not _is_text(model):
+        raise OnnxFileError(
+            f"{path} is no ONNX model: it has names that are no text (UTF-8)",
+            hint="export it again: it is damaged",
+        )
     return model
+
+
+def _is_text(message: Any) -> bool:
+    """Whether all that must be text is; of other bytes protobuf makes no words."""
+    from google.protobuf.message import Message
+
+    for field, value in message.ListFields():
+        if field.type in (field.TYPE_STRING, field.TYPE_MESSAGE):
+            for each in [value] if isinstance(value, (str, bytes, Message)) else value:
+                if isinstance(each, bytes) or not (isinstance(each, str) or _is_text(each)):
+                    return False
+    return True
 
 
 def _check_file(path: Path) -> None:
