@@ -27,8 +27,8 @@ def next_commands(outcome: Outcome) -> Iterator[tuple[str, str]]:
         yield _line("dumpcmp", "audit", golden), "whether golden's dump is whole"
     if outcome.tally[Verdict.FUSED]:
         why = "dump my side again with every op stored, where several share a kernel"
-        command = ("dumpcmp", "dump", "--mode", "compiled", "--realize", "--path", "REALIZED")
-        yield _line(*command, *_program(outcome)), why
+        words = ("dumpcmp", "dump", "--mode", "compiled", "--realize", "--path", "REALIZED")
+        yield _line(*words, *_program(outcome)), why
 
 
 def _about(first: Row, golden: str, mine: str) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from dumpcmp.nouns.effects import Effect, effect_of
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.replay import Replay
@@ -183,6 +184,7 @@ _BETWEEN_STEPS = (
     "no recorded op computed it: it changed between the tokens, as by an optimizer, clipping of "
     "gradients, a schedule or a loader"
 )
+_STEERED = "everything before it agrees, and from here on training is steered in another way"
 _BY_OPTIMIZER = "golden's optimizer makes something else of my side's gradients, and of its weights"
 
 
@@ -191,6 +193,8 @@ def _why(outcome: Outcome, row: Row) -> str:
         return _BY_OPTIMIZER
     if row.judgement.why is Why.LEAF and row.key.slot.is_weight and row.key.step:
         return _BETWEEN_STEPS
+    if effect_of(row.key.op) is Effect.TRAINING:
+        return _STEERED
     if row.judgement.why in _WHYS:
         return _WHYS[row.judgement.why]
     if row.golden_key is None:

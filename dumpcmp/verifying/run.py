@@ -24,18 +24,18 @@ from dumpcmp.verifying.keeping import keep
 from dumpcmp.verifying.observe import Cotangents, Observation, as_inputs, observe
 from dumpcmp.verifying.pairs import Left, Way, paired, row_of, unlike_leaves, without_noise
 from dumpcmp.verifying.report import Report
-from dumpcmp.verifying.words import Given, asked
+from dumpcmp.verifying.words import Verifiable, asked
 
 
 def verify(
     inputs: Any,
-    golden: Given | None = None,
-    target: Given | None = None,
+    golden: Verifiable | None = None,
+    target: Verifiable | None = None,
     config: VerifyConfig | None = None,
     with_backward: bool = False,
     *,
-    framework_model: Given | None = None,
-    compiled_model: Given | None = None,
+    framework_model: Verifiable | None = None,
+    compiled_model: Verifiable | None = None,
     verify_cfg: VerifyConfig | None = None,
 ) -> Report:
     """Hold `target` against `golden` on `inputs`, and raise VerificationError if they differ.

@@ -10,7 +10,7 @@ from dumpcmp.verifying.config import VerifyConfig, given
 from dumpcmp.verifying.model_files import callable_of
 
 Runnable = Callable[..., Any]
-Given = Runnable | str | PathLike[str]  # a path names a model in a file
+Verifiable = Runnable | str | PathLike[str]  # a path names a model in a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,12 @@ class Wanted:
 
 
 def asked(
-    golden: Given | None,
-    target: Given | None,
+    golden: Verifiable | None,
+    target: Verifiable | None,
     config: VerifyConfig | None,
     with_backward: bool,
-    framework_model: Given | None,
-    compiled_model: Given | None,
+    framework_model: Verifiable | None,
+    compiled_model: Verifiable | None,
     verify_cfg: VerifyConfig | None,
 ) -> Wanted:
     """The two models and the config: each said once, in our words or in tt-forge's."""

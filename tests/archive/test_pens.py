@@ -93,3 +93,23 @@ def test_less_is_under_way_at_once_while_there_is_room(
     flights.land()
     pens.stop()
     assert found == is_due
+
+
+@pytest.mark.parametrize("num_started", [0, 1])
+def test_errands_are_done_though_no_thread_can_be_had(
+    num_started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def refused(thread: threading.Thread) -> None:
+        if len(started) == num_started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    pens, done, flight = Pens(3), list[int](), Flight(1, 1, lambda: None)
+    pens.begin(flight, *(partial(done.append, number) for number in range(5)))
+    pens.end(flight)
+    pens.stop()
+    assert sorted(done) == [0, 1, 2, 3, 4] and len(started) == num_started

@@ -21,6 +21,7 @@ from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.paths import HEADER_NBYTES
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write import ring as rings
+from dumpcmp.archive.write.drain import Drain
 from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.ring import Memory
@@ -458,3 +459,18 @@ def test_many_small_values_take_no_more_room_each_than_few(tmp_path: Path) -> No
         return part.path.stat().st_size / count
 
     assert nbytes_each(3000) < 300 + 32 > nbytes_each(300) - 10, "32 are its data"
+
+
+@pytest.mark.parametrize("num_values", [1, 40, 2000])
+def test_nobody_waits_for_a_thread_that_has_ended(
+    num_values: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it runs out of memory while it tells that it has none."""
+    monkeypatch.setattr(Drain, "_work", lambda _: None)
+    with (
+        pytest.warns(UserWarning, match="the thread that writes has ended"),
+        ArchiveWriter(tmp_path / "d", ring_nbytes=1 << 16, buffer=1 << 16) as sink,
+    ):
+        for number in range(num_values):
+            put(sink, key(f"op{number}"), np.ones(1000))
+    assert not Archive(tmp_path / "d").complete

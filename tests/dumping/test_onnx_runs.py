@@ -33,8 +33,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         parts = self.qkv(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
         made = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
-        given: Tensor = self.out(made.transpose(1, 2).reshape(x.shape))
-        return given
+        result: Tensor = self.out(made.transpose(1, 2).reshape(x.shape))
+        return result
 
 
 class Decoder(nn.Module):
@@ -46,8 +46,8 @@ class Decoder(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.emb(ids)
         x = x + self.attn(self.norm(x))
-        given: Tensor = self.head(x + self.down(F.gelu(self.up(x))))
-        return given
+        result: Tensor = self.head(x + self.down(F.gelu(self.up(x))))
+        return result
 
 
 IDS = torch.arange(10).reshape(1, 10)
@@ -61,7 +61,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     model = Decoder().eval()
     with torch.no_grad(), dumpcmp.capture(model, room / "golden"):
         model(IDS)
-    program: Any = torch.onnx.export(model, (IDS,), dynamo=True, verbose=False)
+    program = torch.onnx.export(model, (IDS,), dynamo=True, verbose=False)
+    assert program is not None
     program.save(room / "dynamo.onnx")
     torch.onnx.export(model, (IDS,), str(room / "script.onnx"), dynamo=False, opset_version=17)
     return {path.stem: path for path in room.iterdir()}

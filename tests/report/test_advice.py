@@ -37,6 +37,6 @@ def test_a_graft_is_proposed_with_my_program_and_its_words(
     told = CliRunner().invoke(main, ["compare", "--my-path", "mine", "--golden-path", "golden"])
     assert told.exit_code == 1 and "at 1/relu" in told.stdout and "nan" not in told.stdout
     facts = {**dict(outcome.background.target.facts), "program": "x.py; rm -rf $HOME"}
-    told = replace(outcome.background.target, facts=tuple(facts.items()))
-    hostile = replace(outcome, background=replace(outcome.background, target=told))
+    target = replace(outcome.background.target, facts=tuple(facts.items()))
+    hostile = replace(outcome, background=replace(outcome.background, target=target))
     assert graft_in(hostile).endswith("'x.py;' rm -rf '$HOME'")

@@ -41,6 +41,10 @@ def _no_answer() -> OSError:
     return OSError(errno.EINTR, "the disk did not answer while a signal was waiting")
 
 
+def _ended_early() -> RuntimeError:
+    return RuntimeError("the thread that writes has ended")
+
+
 class Drain:
     """Writes what is `submit`ted, in order, on a thread of its own.
 
@@ -94,8 +98,14 @@ class Drain:
                 self._start_again()
 
     def _start_again(self) -> None:
-        self._is_paused, self._thread = False, self._new_thread()
-        self._thread.start()
+        thread = self._new_thread()
+        try:
+            thread.start()
+        except RuntimeError as error:  # no thread can be had: the program goes on
+            self._end_with(error)
+        else:
+            self._thread = thread
+        self._is_paused = False
 
     def submit(self, entry: Laid) -> None:
         """Take `entry`; the caller holds `lock` and has put the record into the ring."""
@@ -122,6 +132,8 @@ class Drain:
             self.freed.wait(1.0)
             if overdue():
                 self._end_with(_no_answer())
+            elif self.error is None and not (self._thread.is_alive() or self._is_paused):
+                self._end_with(_ended_early())
         waited = time.monotonic() - began
         self.seconds_waited += waited
         self._impatience += waited
@@ -152,6 +164,8 @@ class Drain:
             if self._thread.is_alive() and overdue():
                 self._end_with(_no_answer())
                 return False
+        if self.error is None and (self.pending or self._flights):
+            self._end_with(_ended_early())
         return True
 
     def _work(self) -> None:
@@ -265,6 +279,7 @@ class Drain:
 
     def _fail(self, error: BaseException) -> None:
         """Stop: keep what is in the parts, free the ring, and let the producer know."""
+        self._end_with(error)  # first: there may be no memory for anything else
         self._flights.give_up()
         for part in self.open_parts:
             try:
@@ -272,6 +287,5 @@ class Drain:
             except OSError:  # the disk refuses even that; a scan finds the records all the same
                 continue
         with self.lock:
-            self._end_with(error)
             self.pending.clear()
             self.freed.notify_all()

@@ -47,14 +47,25 @@ class Pens:
         self._given_up = False
 
     def begin(self, flight: Flight, *errands: Errand) -> None:
-        """Start the errands of `flight`."""
-        while errands and len(self._threads) < self._most:
-            name = f"dumpcmp pen {len(self._threads)}"
-            self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
-            self._threads[-1].start()
+        """Start the errands of `flight`; they are done at once where no thread can be had."""
+        if errands and len(self._threads) < self._most:
+            self._start_threads()
         flight.num_left = len(errands)
         for errand in errands:
-            self._errands.put((flight, errand))
+            if self._threads:
+                self._errands.put((flight, errand))
+            else:
+                self._do(flight, errand)
+
+    def _start_threads(self) -> None:
+        while len(self._threads) < self._most:
+            name = f"dumpcmp pen {len(self._threads)}"
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # there is no memory for one, or they are too many
+                return
+            self._threads.append(thread)
 
     def follow(self, before: Flight, flight: Flight, errand: Errand) -> None:
         """Start the errand of `flight` once `before`, which has one too, is done, if it is well."""
