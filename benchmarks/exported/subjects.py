@@ -388,7 +388,7 @@ SUBJECTS = [
     Subject("gemma", "text", gemma, is_held_out=True),
     Subject("distilbert", "text", distilbert, "script", "int8", opset=17, is_held_out=True),
     Subject("electra", "text", electra, form="float16", is_held_out=True),
-    Subject("swin", "vision", swin, is_held_out=True),
+    Subject("swin", "vision", swin, "script", opset=17, is_held_out=True),
     Subject("segformer", "vision", segformer, is_held_out=True),
     Subject("wav2vec", "audio", wav2vec, is_held_out=True),
     Subject("spectrogram", "audio", spectrogram, "script", opset=17, is_held_out=True),
