@@ -13,8 +13,6 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from dumpcmp.nouns.value import DTYPES
-
 # Two float64 runs of one computation in another order part by about 2**-52 an op. 1e-9 leaves room
 # for a million of them, and lies below the rounding of float32 (6e-8) that two programs show which
 # are not the same.
@@ -22,6 +20,8 @@ SAME = 1e-9
 # A program whose own numbers are rounded, such as the float32 attributes of an exported graph, is
 # known up to that: each number by half a unit, and a value between two that match by some of them.
 _NUM_ROUNDED = 16
+_MOST_APART = 2.0**-7  # as of float16: by what shorter numbers round, anything is the same
+_ROUNDED_TO = ("float32", "float16", "bfloat16")
 _within: ContextVar[float] = ContextVar("_within", default=SAME)
 # A mask's filling: elements that are one number but for what was added to it, far above all others.
 _ONE_NUMBER, _FAR = 2.5e-3, 1e-3
@@ -39,9 +39,13 @@ def same() -> float:
 
 @contextmanager
 def numbers_rounded_to(dtypes: Iterable[str]) -> Iterator[None]:
-    """Know quantities again while the block runs of programs whose numbers are in these dtypes."""
-    rounded = [torch.finfo(getattr(torch, name)).eps / 2 for name in dtypes if name in DTYPES]
-    before = _within.set(max([SAME, *(_NUM_ROUNDED * unit for unit in rounded)]))
+    """Know quantities again while the block runs of programs whose numbers are in these dtypes.
+
+    What an archive says that is none of them changes nothing.
+    """
+    names = [name for name in dtypes if name in _ROUNDED_TO]
+    rounded = [torch.finfo(getattr(torch, name)).eps / 2 for name in names]
+    before = _within.set(min(_MOST_APART, max([SAME, *(_NUM_ROUNDED * unit for unit in rounded)])))
     try:
         yield
     finally:

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import dumpcmp
-from dumpcmp.shadows.fingerprints import fingerprint, same_elements
+from dumpcmp.shadows.fingerprints import (
+    SAME,
+    fingerprint,
+    numbers_rounded_to,
+    same,
+    same_elements,
+)
 
 FILLINGS = (torch.finfo(torch.float32).min, torch.finfo(torch.bfloat16).min, -1e9, -1e4)
 
@@ -84,3 +90,20 @@ def test_a_fault_in_what_is_masked_is_found(filling: float, more: int, tmp_path:
     first = outcome.first_divergence
     assert first is not None
     assert first.key.op == "<root>/mul"
+
+
+@pytest.mark.parametrize(
+    "dtypes, apart",
+    [
+        (("float64", "", "int8", "nonsense", "float8_e4m3fn"), SAME),
+        (("float32",), 2.0**-20),
+        (("float16", "float32"), 2.0**-7),
+        (("bfloat16",), 2.0**-7),
+    ],
+)
+def test_what_an_archive_says_of_its_numbers_lets_little_be_the_same(
+    dtypes: tuple[str, ...], apart: float
+) -> None:
+    with numbers_rounded_to(dtypes):
+        assert same() == apart
+    assert same() == SAME
