@@ -172,6 +172,7 @@ def test_files_beside_the_parts_lead_nowhere(
     tmp_path: Path, name: str, made: Callable[[Path, Path], None]
 ) -> None:
     """What they lead to is neither told, nor uploaded, nor packed, nor written to."""
+    memory = pytest.importorskip("fsspec").filesystem("memory")
     path, secret = written(tmp_path / "d"), tmp_path / "secret"
     secret.write_text("correct horse")
     file = parts(path)[0].parents[2] / name
@@ -189,7 +190,7 @@ def test_files_beside_the_parts_lead_nowhere(
         except (ArchiveError, IsADirectoryError) as error:
             told.append(str(error))
     assert "correct horse" not in "".join(told)
-    stored = pytest.importorskip("fsspec").filesystem("memory").store
+    stored = memory.store
     assert not any(b"correct horse" in each.getvalue() for each in stored.values())
     assert secret.read_text() == "correct horse"
     if (tmp_path / "golden.tar").exists():
