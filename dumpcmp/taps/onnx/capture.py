@@ -90,7 +90,8 @@ def certificate_of(model: OnnxModel) -> dict[str, Any]:
         why = tapping.problems[0] if tapping.problems else "nothing was run"
         return {"holds": False, "text": f"not certified: {why}", "compared": compared}
     said = (
-        f"certified: {num_nodes} nodes and {tapping.num_outputs} outputs as in an untapped session"
+        f"certified: {counted(num_nodes, 'node')} and {counted(tapping.num_outputs, 'output')} "
+        "as in an untapped session"
     )
     said += f", in {turns} turns" if turns > 1 else ""
     return {"holds": True, "text": said, "compared": compared}
