@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dumpcmp.handlers import HOLD
+from dumpcmp.nouns.spoken import counted
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.onnx.blocked_images import NCHWC, PlainImages
 from dumpcmp.taps.onnx.model import OnnxModel, OnnxNode
