@@ -205,7 +205,10 @@ class _Matching:
         by = self.by[here]
         ours = list(self.golden.listing.sites[here])
         theirs = list(self.target.listing.sites[there])
-        for is_one in (self._is_same_slot, self._is_same_value, self._is_named_alike):
+        matches = [self._is_same_slot, self._is_same_value]
+        if self._have_one_function(here, there):  # what others take and give tells its value alone
+            matches.append(self._is_named_alike)
+        for is_one in matches:
             for key in list(ours):
                 found = next((other for other in theirs if is_one(key, other)), None)
                 if found is not None:

@@ -20,7 +20,7 @@ from dumpcmp.shadows.starting import Before
 from dumpcmp.shadows.together import read_program
 
 _MOST_BYTES = 1 << 31  # of a step in float64, on both sides
-_PLAIN = frozenset(("eager", "fx", "aten", "compiled"))
+_PLAIN = frozenset(("eager", "fx", "aten", "compiled", "onnx"))
 
 
 @dataclass(eq=False)
