@@ -12,11 +12,11 @@ from dumpcmp.align.mesh.declared import read_stated
 from dumpcmp.align.renaming import Renaming
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.stores.urls import place
-from dumpcmp.comparing.by_rows import RowComparison
 from dumpcmp.comparing.measuring import Tell
 from dumpcmp.comparing.own_metrics import loadable
 from dumpcmp.comparing.placing import device_named, plain_arithmetic, workers_for
 from dumpcmp.comparing.proposals import mapping_by_values
+from dumpcmp.comparing.questions.asking_all import ProgramComparison
 from dumpcmp.comparing.remarks import caveats, facts_to_know, missing_of
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.same_steps import SameStep
@@ -97,7 +97,7 @@ def compare(
     finer = open_run(reference, tap) if reference is not None else None
     proposal = mapping_by_values(*archives) if mapping is None else None
     renaming = Renaming() if mapping is None else read_mapping(place(mapping))
-    comparing = _engine()(
+    comparing = ProgramComparison(
         renaming=proposal.renaming if proposal else renaming,
         counting=counting,
         rule=_chosen(checker, finer),
@@ -145,16 +145,6 @@ def compare(
     background = comparing.showing.background(ours.archive, theirs.archive)
     outcome = comparing.gathered.outcome(remarks, missing)
     return replace(outcome, background=background, num_sampled=noted.num_sampled)
-
-
-def _engine() -> type[RowComparison]:
-    import os
-
-    if os.environ.get("DUMPCMP_ENGINE") == "new":
-        from dumpcmp.comparing.questions.asking_all import ProgramComparison
-
-        return ProgramComparison
-    return RowComparison
 
 
 def _chosen(checker: Checker | str | None, finer: OpenRun | None) -> Checker:

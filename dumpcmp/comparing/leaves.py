@@ -93,6 +93,12 @@ class _Run:
     def record(self, key: Key) -> Record:
         return self.side.listing.record(key)
 
+    def is_known(self, key: Key) -> bool:
+        """Whether it is a value that came up before, as what it is now."""
+        if self.record(key).same_as is None:
+            return False
+        return not (key.slot.is_weight and self.side.listing.first(key).slot.is_input)
+
     @cached_property
     def is_complete(self) -> bool:
         """Whether every op of the run is there: no filter, and nothing that a compiler hides."""
@@ -166,7 +172,7 @@ class _Looking:
     def kind_of(self, golden: Key, target: Key, is_apart: bool) -> LeafKind | None:
         """What kind of a leaf a pair is; None where it is none, or nobody can know."""
         sides = ((self.golden, golden), (self.target, target))
-        if any(run.record(key).same_as is not None for run, key in sides):
+        if any(run.is_known(key) for run, key in sides):
             return None
         is_first = all(run.side.first_steps[key.model] == key.step for run, key in sides)
         slot = golden.slot

@@ -323,8 +323,10 @@ class Facts:
     def all(self, is_usual: bool) -> list[JudgedFacts]:
         partings = self.findings(ProofAnswer.DIFFERENT_PROGRAM) if is_usual else {}
         starts = self.findings(ProofAnswer.DIFFERENT_START) if is_usual else {}
-        self.starts = {
-            self.mains[pair] if self._is_made(pair) else pair: said for pair, said in starts.items()
+        told = {self.mains[pair]: finding.said for pair, finding in self.leaves.items()}
+        others = {self.mains[pair]: said for pair, said in starts.items()}
+        self.starts = others | {
+            main: said for main, said in told.items() if not self._is_made(main)
         }
         asked = (
             Asking.of(self.golden.side.archive),
@@ -392,7 +394,7 @@ class Facts:
             ),
             is_update=update is not None,
             is_settled=is_settled,
-            leaf=self._leaf(pair, is_made),
+            leaf=self.starts.get(pair, ""),  # golden may start from what the target computes
             levels=self._levels(pair),
             is_code=pair in self.codes,
             unsettled=self._in_terms.get(pair, "") or self._unsettled(pair),
@@ -488,11 +490,6 @@ class Facts:
             for run, key in self._sides(pair)
             for place in run.places(key)
         )
-
-    def _leaf(self, pair: Pair, is_made: bool) -> str:
-        """In what a run started otherwise; golden may start from what the target computes."""
-        said = self.starts.get(pair, "")
-        return self.leaves[pair].said if pair in self.leaves and not is_made else said
 
     def _levels(self, pair: Pair) -> str:
         """What declared levels explain between the two values of a pair; nothing if they do not."""
