@@ -110,9 +110,10 @@ def _made(program: Program) -> Iterator[tuple[Node, list[Node]]]:
             else:
                 names[before] = _buffer_name(before)
             known[place] = node, slot, before
-    effects = {effect.name: effect.value for effect in program.effects if effect.is_state}
+    named = (effect for effect in program.effects if effect.is_state and effect.name)
+    effects = {effect.name: effect.value for effect in named}
     for writer, slot, taken in known.values():
-        after = effects.get(names.get(taken, ""))
+        after = effects.get(names.get(taken, ""))  # a buffer, by its name
         if after is not None and after != taken and after not in program.producers:
             found.setdefault(writer, []).append(_node(writer, slot, after))
     yield from found.items()

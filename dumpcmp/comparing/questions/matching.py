@@ -145,13 +145,11 @@ class _Matching:
     def _fit(self, here: Site, there: Site) -> bool:
         """Whether what two calls give out has one form, as far as it lies whole."""
         sides = (self.golden.listing, here), (self.target.listing, there)
-        if any(listing.num_ranks > 1 for listing, _ in sides):
-            return True
         ours, theirs = (
             {
                 key.slot: listing.record(key).shape
                 for key in listing.sites.get(site, ())
-                if key.slot.is_output
+                if key.slot.is_output and len(listing.values[key]) == 1
             }
             for listing, site in sides
         )
