@@ -38,6 +38,7 @@ from dumpcmp.shadows.proving import ProofAnswer, ProofFinding, _signature
 from dumpcmp.shadows.rewritten_memory import written_outside
 
 _NO_CHECK = Replay()
+_FOUND = 1 << 10  # a pair at which something was found tells more than any other name of its values
 _COVERED_LATER = (Trouble.SHAPE, Trouble.UNSOLVED)  # if what was made of a value agrees
 
 
@@ -100,13 +101,19 @@ class Facts:
 
     def _telling(self, pair: Pair) -> int:
         """How well a pair tells where its values come from."""
-        found = 0
+        found = _FOUND * (pair in self._named)
         for run, key in self._sides(pair):
             told = [
                 self._told_at(run, place, key) + (place.key == key) for place in run.places(key)
             ]
             found += 2 * max(told, default=0) + (run is self.target)
         return found
+
+    @cached_property
+    def _named(self) -> set[Pair]:
+        """Pairs at which something was found of start or program."""
+        answers = (ProofAnswer.DIFFERENT_PROGRAM, ProofAnswer.DIFFERENT_START)
+        return {pair for answer in answers for pair in self.findings(answer)}
 
     @cached_property
     def mains(self) -> dict[Pair, Pair]:

@@ -10,7 +10,7 @@ from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.side import Side, StepName
 from dumpcmp.nouns.key import Key, Op, Slot
-from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
+from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.selection import Io, Level
 from dumpcmp.shadows.gradient_sums import gradient_nodes
 from dumpcmp.shadows.program import Node, Program, ValueId
@@ -186,8 +186,7 @@ def _is_plain(side: Side) -> bool:
     runs = [facts.get("run", {}) for facts in side.archive.run.values()]
     tap = Asking.of(side.archive).tap
     return (
-        side.is_whole
-        and not side.facts.stopped
+        not side.facts.stopped
         and all(run.get("mode") in _PLAIN for run in runs)
         and not tap.layers
         and tap.io is Io.ALL
@@ -217,4 +216,4 @@ def _bytes_of(side: Side, place: StepName) -> dict[tuple[Op, int, Slot, int], st
 
 
 def _is_kept(record: Record) -> bool:
-    return record.kept is Kept.FULL or record.problem == UNWRITTEN or record.same_as is not None
+    return record.kept is not Kept.SUMMARY or record.same_as is not None

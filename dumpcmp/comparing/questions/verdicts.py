@@ -179,7 +179,7 @@ class Judging:
             return ValueState(_failing(one.leaf, Why.LEAF), Taint.FAULT, pair, is_flipped, False)
         if one.absence in _NO_DIFFERENCE:
             return ValueState(_alone(one), taint, root, is_flipped, False)
-        if one.is_equal:
+        if one.is_equal and not one.parting:
             passed = self._by_numbers(one).coming(Origin.EQUAL)
             return ValueState(passed)
         fault = self._fault(one)
