@@ -70,15 +70,16 @@ class HeldValue:
             expected = _undropped(expected, got.detach(), rerun.dropped)
         self.is_exact = self.is_exact or rerun.is_exact
         self.is_nearest, self.is_either = rerun.is_nearest, rerun.is_either
+        unwritten = rerun.unwritten.get(self.slot)
+        if unwritten is not None:  # whatever is there is right
+            expected = torch.where(unwritten, got.to(expected.dtype), expected)
         if self.is_exact:
-            self._add_exactly(expected, got.detach(), rerun.unwritten.get(self.slot))
+            self._add_exactly(expected, got.detach())
         else:
             self._add_roundly(rerun, expected, got.detach())
         return None
 
-    def _add_exactly(self, expected: Tensor, got: Tensor, unwritten: Tensor | None) -> None:
-        if unwritten is not None:  # whatever is there is right
-            expected = torch.where(unwritten, got.to(expected.dtype), expected)
+    def _add_exactly(self, expected: Tensor, got: Tensor) -> None:
         for known, seen in _pieces(expected, got):
             known = known.to(seen.dtype)
             if _same_bits(known, seen):

@@ -37,12 +37,7 @@ class ReplayedValue(NamedTuple):
         """What values have in common that can be held together; None where it stands alone."""
         rerun, slot, got = self
         known, dtype = rerun.outputs.get(slot), got.dtype
-        if (
-            known is None
-            or rerun.is_exact
-            or dtype not in _DTYPES
-            or rerun.dropped == rerun.dropped
-        ):
+        if known is None or rerun.is_exact or dtype not in _DTYPES or rerun.unwritten:
             return None
         size = known.numel()
         if not 0 < size <= MOST or known.dtype is not torch.float64 or known.shape != got.shape:

@@ -71,7 +71,7 @@ class Rerun:
     is_exact: bool = False  # it only moves or casts: every bit is known
     num_ops: int = 1
     terms: dict[str, Tensor] = field(default_factory=dict)  # the sums of absolute values
-    unwritten: dict[str, Tensor] = field(default_factory=dict)  # of moves: where no value is known
+    unwritten: dict[str, Tensor] = field(default_factory=dict)  # where no value is known
     dropped: float = math.nan  # of a dropout: the share of elements that are zero in place of these
     is_pointwise: bool = False  # an element of the output is made of one of each input
     is_nearest: bool = False  # of short numbers, in one operation that loses nothing, rounded once

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
@@ -23,6 +24,7 @@ from dumpcmp.replay.rating import NO_NOISE, SHORT, WorstNoise, is_inexact, rated
 from dumpcmp.replay.rating import Rerun as Rerun
 from dumpcmp.replay.rating import errors_of as errors_of
 from dumpcmp.replay.rating import ratio_of as ratio_of
+from dumpcmp.replay.standins import UNWRITTEN
 from dumpcmp.replay.tiling import CallTile, joined, tiles_of
 from dumpcmp.replay.unreplayable import NothingToCheck, Unreplayable
 
@@ -132,7 +134,8 @@ def _run_prepared(
     outputs = run_as_told(function, wide)
     if not is_rated:
         return Rerun(outputs)
-    return rated(function, known.plain.filled(given), wide, outputs, device)
+    plain = known.plain.filled(given)
+    return _but_unwritten(function, plain, rated(function, plain, wide, outputs, device))
 
 
 def _run_moved(function: ReplayFunction, arguments: CallArguments) -> Rerun:
@@ -159,7 +162,17 @@ def _run_widely(
 ) -> Rerun:
     wide = widened(function, arguments, device)
     outputs = run(function, wide)
-    return rated(function, arguments, wide, outputs, device) if is_rated else Rerun(outputs)
+    if not is_rated:
+        return Rerun(outputs)
+    return _but_unwritten(function, arguments, rated(function, arguments, wide, outputs, device))
+
+
+def _but_unwritten(function: ReplayFunction, arguments: CallArguments, again: Rerun) -> Rerun:
+    """`again`, which knows of elements that the op leaves as they were found in memory."""
+    if function.name not in UNWRITTEN:
+        return again
+    mask = UNWRITTEN[function.name](*arguments.args, **arguments.kwargs)
+    return replace(again, unwritten={slot: mask for slot in again.outputs}) if mask.any() else again
 
 
 def _run_dropout(arguments: CallArguments, share: float) -> Rerun:

@@ -43,6 +43,14 @@ def grouped_mm(
     return torch.stack([mat_a[:, span] @ mat_b[span] for span in spans])
 
 
+def rows_of_no_group(mat_a: Tensor, mat_b: Tensor, offs: Tensor | None = None, **_: Any) -> Tensor:
+    """The rows of a grouped product that belong to no group: nobody writes to them."""
+    if offs is None or (mat_a.ndim, mat_b.ndim) != (2, 3):
+        return torch.zeros((), dtype=torch.bool)
+    last = int(offs[-1]) if offs.numel() else 0
+    return (torch.arange(mat_a.shape[0], device=mat_a.device) >= last)[:, None]
+
+
 def _grouped_shape(mat_a: Tensor, mat_b: Tensor, offs: Tensor) -> list[int]:
     if mat_a.ndim == mat_b.ndim == 2:
         return [offs.shape[0], mat_a.shape[0], mat_b.shape[1]]
@@ -288,3 +296,9 @@ STAND_INS_ON: dict[str, OpTable[Callable[..., Any]]] = {
 def stand_in(name: str, ran_on: str) -> Callable[..., Any] | None:
     """What computes the same as the function `name` that ran on a device of this type, if any."""
     return STAND_INS_ON.get(ran_on, OpTable({})).get(name) or STAND_INS.get(name)
+
+
+# Of ops that leave elements of their result unwritten: which, by their arguments.
+UNWRITTEN: OpTable[Callable[..., Tensor]] = OpTable(
+    {"_grouped_mm": rows_of_no_group, "grouped_mm": rows_of_no_group}
+)

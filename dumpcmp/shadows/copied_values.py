@@ -65,6 +65,29 @@ class Rechunked:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class CutOut:
+    """Some neighbouring indices of one dim of a value."""
+
+    dim: int
+    first: int
+    length: int
+    slot: str = ""
+    calls: tuple[Call, ...] = ()
+
+    @property
+    def expression(self) -> Hashable:
+        return "cut out", self.dim, self.first, self.length
+
+    def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """These elements."""
+        return {_OUTPUT: given["input.0"].narrow(self.dim, self.first, self.length)}
+
+    def held(self, *_: object) -> Replay | None:
+        """Nothing is to be held against anything: it was found by its bytes."""
+        return None
+
+
 def with_copies(archive: Archive, program: Program, across: bool = True) -> Program:
     """`program`, where a leaf that has the bytes of a value computed before is made of that.
 
@@ -82,40 +105,80 @@ def _copies(archive: Archive, program: Program, across: bool) -> Iterator[Node]:
         if (found := _bytes(program.records[value])) is not None:
             made.setdefault(found, []).append((value, node))
     for leaf in program.leaves:
-        record = program.records[leaf]
-        found, takers = _bytes(record), program.consumers.get(leaf, ())
-        if found is None or leaf.key.slot.is_weight or not takers:
+        record, used = program.records[leaf], _use_of(program, leaf)
+        found = _bytes(record)
+        if found is None or leaf.key.slot.is_weight or used is None:
             continue
-        first = min(takers, key=lambda node: node.call.order)
         known = [(v, n) for v, n in made.get(found, ()) if v.key.step == leaf.key.step]
-        own = [v for v, n in known if v.rank == leaf.rank and n.call.order < first.call.order]
+        own = [v for v, n in known if v.rank == leaf.rank and n.call.order < used.order]
         others = [v for v, _ in known if across and v.rank != leaf.rank]
         source = next(iter([*own[-1:], *others]), None)
         if source is None and len(program.ranks) > 1:
-            yield from _rechunked(archive, program, leaf, first)
-        if source is not None and _tells(archive, record):
-            copy = Copy(record.shape, _first_slot(first, leaf))
-            yield Node(leaf.rank, first.call, {"input.0": source}, {_OUTPUT: leaf}, copy)
+            yield from _arranged(archive, program, leaf, used)
+        if source is not None and used.call is not None and _tells(archive, record):
+            copy = Copy(record.shape, used.slot)
+            yield Node(leaf.rank, used.call, {"input.0": source}, {_OUTPUT: leaf}, copy)
 
 
-def _rechunked(archive: Archive, program: Program, leaf: ValueId, first: Node) -> Iterator[Node]:
-    """How `leaf` was made of the last value of its rank that has its elements chunk by chunk."""
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Where a leaf is used first: by which call, if it is not only returned."""
+
+    order: float
+    slot: str = ""
+    call: Call | None = None
+
+
+def _use_of(program: Program, leaf: ValueId) -> _Use | None:
+    takers = program.consumers.get(leaf, ())
+    if not takers:
+        is_returned = any(effect.value == leaf for effect in program.effects)
+        return _Use(math.inf) if is_returned and leaf.key.slot.is_output else None
+    first = min(takers, key=lambda node: node.call.order)
+    slot = next(slot for slot, each in first.takes.items() if each == leaf)
+    return _Use(first.call.order, slot, first.call)
+
+
+def _arranged(archive: Archive, program: Program, leaf: ValueId, used: _Use) -> Iterator[Node]:
+    """How `leaf` was made of the last value of its rank that has its elements, in parts."""
     record = program.records[leaf]
+    wanted: Tensor | None = None
     for value, node in reversed(list(program.producers.items())):
-        if value.rank != leaf.rank or node.call.order >= first.call.order:
-            continue
         source = program.records[value]
-        how = _chunks(source.shape, record.shape)
-        if how is None or source.dtype != record.dtype or source.kept is not Kept.FULL:
+        if value.rank != leaf.rank or node.call.order >= used.order:
             continue
-        made = Rechunked(*how, _first_slot(first, leaf))
+        if source.dtype != record.dtype or source.kept is not Kept.FULL:
+            continue
+        ways = list(_ways(source.shape, record.shape, used.slot))
+        if not ways:
+            continue
         try:
-            one, other = (to_torch(archive.load(r)).reshape(r.shape) for r in (source, record))
+            if wanted is None:
+                wanted = to_torch(archive.load(record)).reshape(record.shape)
+                if not is_telling(wanted):
+                    return
+            held = to_torch(archive.load(source)).reshape(source.shape)
         except DumpcmpError:
             return
-        if is_telling(other) and torch.equal(made.run({"input.0": one})[_OUTPUT], other):
-            yield Node(leaf.rank, first.call, {"input.0": value}, {_OUTPUT: leaf}, made)
-            return
+        for made in ways:
+            if torch.equal(made.run({"input.0": held})[_OUTPUT], wanted):
+                call = used.call or node.call
+                yield Node(leaf.rank, call, {"input.0": value}, {_OUTPUT: leaf}, made)
+                return
+
+
+def _ways(
+    before: tuple[int, ...], after: tuple[int, ...], slot: str
+) -> Iterator[Rechunked | CutOut]:
+    """In which ways a value of one shape may have been made of one of another shape."""
+    if (how := _chunks(before, after)) is not None:
+        yield Rechunked(*how, slot)
+    unequal = [d for d, sizes in enumerate(zip(before, after, strict=False)) if len({*sizes}) > 1]
+    if len(before) == len(after) and len(unequal) == 1:
+        (dim,) = unequal
+        if after[dim] and before[dim] % after[dim] == 0:
+            for first in range(0, before[dim], after[dim]):
+                yield CutOut(dim, first, after[dim], slot)
 
 
 def _chunks(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, int, int] | None:
@@ -130,11 +193,6 @@ def _chunks(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, int, 
         if num > 1 and after[cut] * num == before[cut] and after[joined] == num * before[joined]:
             return num, cut, joined
     return None
-
-
-def _first_slot(node: Node, value: ValueId) -> str:
-    """Where `node` takes `value`."""
-    return next(slot for slot, each in node.takes.items() if each == value)
 
 
 def _bytes(record: Record) -> _Bytes | None:

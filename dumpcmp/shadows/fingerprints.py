@@ -101,7 +101,7 @@ def fingerprint(tensor: Tensor) -> Fingerprint:
     if flat.is_complex():
         flat = torch.view_as_real(flat.to(torch.complex128)).reshape(-1)
     flat = flat.to(torch.float64)
-    weights = _weights(flat.numel()).to(flat.device)
+    weights = weights_of(flat.numel()).to(flat.device)
     finite = torch.isfinite(flat)
     numel = int(finite.sum())
     if numel < flat.numel():
@@ -130,7 +130,7 @@ def _filling(sizes: Tensor) -> Tensor | None:
     return found if float(sizes[~found].max()) <= largest * _FAR else None
 
 
-def _weights(count: int) -> Tensor:
+def weights_of(count: int) -> Tensor:
     """A weight for each of so many places, always the same."""
     if count <= _BLOCK:  # of thousands of small tensors, none may take a block of its own
         return _block(0)[:count]

@@ -14,16 +14,11 @@ from dumpcmp.judge.tolerances import QUANTISED
 from dumpcmp.nouns.key import ROOT, Op, Slot
 from dumpcmp.shadows.anchors import Anchors, Refusal
 from dumpcmp.shadows.fingerprints import numbers_rounded_to
-from dumpcmp.shadows.frontier import (
-    Guilt,
-    KnownQuantities,
-    frontier,
-    guilty,
-    is_together,
-    unknown_leaves,
-)
+from dumpcmp.shadows.frontier import frontier, is_together, unknown_leaves
 from dumpcmp.shadows.gradient_sums import with_gradients
+from dumpcmp.shadows.grafts import Guilt, guilty
 from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels, load_value
+from dumpcmp.shadows.known_values import KnownValues
 from dumpcmp.shadows.outside import (
     SLIGHT,
     distance,
@@ -173,6 +168,7 @@ class StepProof:
     _programs_asked: tuple[Program, Program] | None = None
     shadows: Sequence[Shadow] = ()  # golden's and the target's, once they are asked
     _same: list[EffectPair] = field(default_factory=list)  # effects that are shown to be
+    _open_names: set[str] = field(default_factory=set)  # of effects that ranks do not have as one
     _wrong: dict[str, set[Node]] = field(default_factory=dict)  # calls not shown to be right
 
     def ask(self, ours: StepOfModel, theirs: StepOfModel) -> Before | None:
@@ -262,21 +258,19 @@ class StepProof:
                 self._show()
                 if self._wrong and not self.proof.common:
                     golden, target = self.shadows
-                    self._know_in_common(
-                        golden, target, KnownQuantities(golden), KnownQuantities(target)
-                    )
+                    self._know_in_common(golden, target, KnownValues(golden), KnownValues(target))
 
     def _show(self) -> None:
         """Say what the effects depend on that are the same, and of which every call is right."""
         assert self._programs_asked is not None
         sides = list(zip(("golden", "target"), self._programs_asked, strict=True))
-        if not all(program.is_whole for _, program in sides):  # all of them, or none
-            is_shown = not self.proof.findings
-            shown = [[e.value for e in program.effects if is_shown] for _, program in sides]
-        else:
-            right = self._right()
+        right = self._right()
+        if all(program.is_whole for _, program in sides):
             shown = [[pair[at].effect.value for pair in right] for at in (0, 1)]
-            self.proof.buffers = {its.effect.name for its, _ in right if its.effect.is_state}
+        else:  # of several ranks, each of which has its own of one name
+            names = {pair[0].effect.name for pair in right} - self._open_names
+            shown = [[e.value for e in program.effects if e.name in names] for _, program in sides]
+        self.proof.buffers = {its.effect.name for its, _ in right if its.effect.is_state}
         self.proof.shown = {
             side: _used(program, values) | _memories_like(shadow, values)
             for (side, program), values, shadow in zip(sides, shown, self.shadows, strict=True)
@@ -354,6 +348,11 @@ class StepProof:
             reason = f"only this side has the effect {effect.name}"
             self._add(ProofAnswer.DIFFERENT_PROGRAM, side, place, reason)
             self.proof.lone.append(self.proof.findings.pop())
+        self._open_names = {
+            *(effect.name for _, effect in effects.uncovered),
+            *(effect.name for _, effect, _ in effects.unsettled),
+            *(each.effect.name for pair in effects.differing for each in pair),
+        }
         for side, effect in effects.uncovered:
             place = _ProofPlace.of_value(golden if side == "golden" else target, effect.value)
             reason = f"what the ranks return are parts of {effect.name}, and not all of it"
@@ -403,7 +402,7 @@ class StepProof:
 
         Without one, how the target computes what it rounds is not known.
         """
-        known, found = KnownQuantities(golden), dict[Refusal, None]()
+        known, found = KnownValues(golden), dict[Refusal, None]()
         for its, mine in differing:
             behind = _used(target.program, [mine.effect.value])
             refused = (r for r in anchors.refused if r.target in behind)
@@ -447,8 +446,9 @@ class StepProof:
 
     def _localise(self, golden: Shadow, target: Shadow, differing: Sequence[EffectPair]) -> None:
         effects = [(its.quantity, mine.quantity) for its, mine in differing]
+        num = max(len(shadow.program.ranks) for shadow in (golden, target))
         for in_any_order in (False, True):  # what only lies in another order may be meant, or not
-            known = tuple(KnownQuantities(each, in_any_order) for each in (golden, target))
+            known = tuple(KnownValues(each, in_any_order, num) for each in (golden, target))
             theirs = frontier(target, [mine.effect.value for _, mine in differing], known[0])
             self._know_in_common(golden, target, *known)
             ours = frontier(golden, [its.effect.value for its, _ in differing], known[1])
@@ -481,7 +481,7 @@ class StepProof:
             self._suppose("target", place, reason)
 
     def _know_in_common(
-        self, golden: Shadow, target: Shadow, its: KnownQuantities, mine: KnownQuantities
+        self, golden: Shadow, target: Shadow, its: KnownValues, mine: KnownValues
     ) -> None:
         """Note what both runs have; a run on several ranks has parts of what golden has."""
         if golden.program.is_whole and target.program.is_whole:
@@ -540,7 +540,7 @@ class StepProof:
         self.proof.findings[-1] = replace(self.proof.findings[-1], is_confirmed=False)
 
 
-def _slots_known(shadow: Shadow, other: KnownQuantities) -> set[ValueId]:
+def _slots_known(shadow: Shadow, other: KnownValues) -> set[ValueId]:
     """The slots of what a run has that the other has, too."""
     found: dict[ValueId, bool] = {}
     for value in shadow.program.places.values():
@@ -549,9 +549,7 @@ def _slots_known(shadow: Shadow, other: KnownQuantities) -> set[ValueId]:
     return {place for place, value in shadow.program.places.items() if found.get(value)}
 
 
-def _unsummed(
-    shadow: Shadow, nodes: Sequence[Node], other: KnownQuantities
-) -> tuple[Node, str] | None:
+def _unsummed(shadow: Shadow, nodes: Sequence[Node], other: KnownValues) -> tuple[Node, str] | None:
     """The first call that gives terms on all ranks whose sum or mean the other run has; and why."""
     named: dict[tuple[Op, int], list[Node]] = {}
     for node in nodes:

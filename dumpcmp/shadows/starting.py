@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.value import value_of
+from dumpcmp.shadows.assembled_weights import Assembled, assembled, order_of_indices
 from dumpcmp.shadows.declared_levels import are_codes, quantised
 from dumpcmp.shadows.program import Program, ValueId
-from dumpcmp.shadows.quantities import Book, Quantity
+from dumpcmp.shadows.quantities import Application, Book, Quantity
 from dumpcmp.shadows.shadow import Shadow, identity, load
 from dumpcmp.shadows.slices import Marginals, is_covered
 
 _SEEN = 4096  # elements of a leaf that are looked at
+_WHOLE = "output.0"
 NameInProgram = tuple[str, int, str]  # of a value within its step
 
 
@@ -140,12 +143,57 @@ class Start:
             or (_has_own_numbers(found) and self._is_swapped(shadow, value))
         ):
             return found
+        if (whole := self._assembled(shadow, value)) is not None:
+            return whole
         pair = self._pair(shadow, value, record)
         if pair is None or (pair.relation is Relation.OTHER and shadow.is_constant(value)):
             self.alone.append(value)
             return found
         self.differing.append(pair)
         return self._of_target[pair.target]
+
+    def _assembled(self, shadow: Shadow, value: ValueId) -> Quantity | None:
+        """What ranks of the target hold of a weight of golden's in parts, put together."""
+        name = _name(shadow.program, value)
+        if not value.key.slot.is_weight or self.levels:
+            return None
+        held = [(other, self._records[other]) for other in self._targets.get(name, ())]
+        found = assembled(shadow.record(value).shape, held)
+        if found is None:
+            return None
+        parts = {str(at): self._of_target[part.value] for at, part in enumerate(found.parts)}
+        order = self._order_of_parts(shadow, value, found)
+        expression = "assembled", found.dim, order, tuple(map(id, parts.values()))
+        run = partial(_joined, found.dim, order)
+        made = self.book.computed(expression, lambda: Application(run, parts, {_WHOLE: _unread}))
+        return made[_WHOLE]
+
+    def _order_of_parts(
+        self, shadow: Shadow, value: ValueId, found: Assembled
+    ) -> tuple[int, ...] | None:
+        """In what order golden has the indices of all parts, if not one part after the other.
+
+        Parts that hold other numbers than golden has there are noted.
+        """
+        differing = []
+        try:
+            golden = shadow.loader(value)()
+            for part in (*found.parts, *found.replicas):
+                ours = golden.narrow(found.dim, part.first, part.record.shape[found.dim])
+                theirs = self._of_target[part.value].tensor
+                dtypes = shadow.record(value).dtype, part.record.dtype
+                if not torch.equal(ours, theirs) and not _are_casts(ours, theirs, dtypes):
+                    differing.append(LeafPair(value, part.value, Relation.OTHER))
+            if differing and not found.replicas:
+                parts = [self._of_target[part.value].tensor for part in found.parts]
+                dtype = found.parts[0].record.dtype, shadow.record(value).dtype
+                order = order_of_indices(golden, torch.cat(parts, found.dim), found.dim, dtype)
+                if order is not None:
+                    return order
+        except DumpcmpError:
+            return None  # nobody knows golden's numbers
+        self.differing += differing
+        return None
 
     def weights_alone(self, golden: Shadow, target: Shadow) -> Iterator[ValueId]:
         """Weights of single ranks that are none of golden's, though golden's has that shape."""
@@ -268,16 +316,29 @@ def _taken_as(shadow: Shadow, value: ValueId) -> Iterator[NameInProgram]:
 
 def _is_cast(shadow: Shadow, ours: Record, theirs: Record, target: Quantity) -> bool:
     """Whether a leaf of golden and the target's are one number but for the rounding of a dtype."""
-    if ours.dtype == theirs.dtype:
-        return False
     try:
         golden, other = load(shadow.archive, ours), target.tensor
     except DumpcmpError:
         return False
-    if golden.shape != other.shape or not golden.is_floating_point():
+    return golden.shape == other.shape and _are_casts(golden, other, (ours.dtype, theirs.dtype))
+
+
+def _are_casts(golden: Tensor, target: Tensor, dtypes: tuple[str, str]) -> bool:
+    """Whether numbers of two dtypes are one, rounded to the shorter."""
+    if dtypes[0] == dtypes[1]:
         return False
-    if not other.is_floating_point():
+    if not (golden.is_floating_point() and target.is_floating_point()):
         return False
-    dtypes = getattr(torch, ours.dtype), getattr(torch, theirs.dtype)
-    short = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
-    return torch.equal(golden.to(short), other.to(short))
+    short = min((getattr(torch, one) for one in dtypes), key=lambda dtype: torch.finfo(dtype).bits)
+    return torch.equal(golden.to(short), target.to(short))
+
+
+def _joined(
+    dim: int, order: tuple[int, ...] | None, given: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    whole = torch.cat([given[str(at)] for at in range(len(given))], dim)
+    return {_WHOLE: whole if order is None else whole.index_select(dim, torch.tensor(order))}
+
+
+def _unread() -> Tensor:
+    raise DumpcmpError("ranks hold it in parts, one of which cannot be read")

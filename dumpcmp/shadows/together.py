@@ -24,6 +24,7 @@ from dumpcmp.shadows.copied_values import with_copies
 from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId, read_ranks
 from dumpcmp.shadows.quantities import tensor_of
 from dumpcmp.shadows.rewritten_memory import with_writes
+from dumpcmp.shadows.shared_tables import with_shared_tables
 from dumpcmp.shadows.shared_terms import with_shared_terms
 from dumpcmp.shadows.shared_weights import with_shared_weights
 from dumpcmp.shadows.written_moments import with_written_moments
@@ -171,7 +172,8 @@ def read_program(
     apart = Program(model, step, nodes, records, effects, gradients, places, unlinked, num)
     if num > 1:
         apart = with_shared_weights(archive, apart)
-    program = with_shared_terms(replace(apart, nodes=_Joining(apart).nodes()))
+    joined = replace(apart, nodes=_Joining(apart).nodes())
+    program = with_shared_terms(with_shared_tables(archive, joined))
     for across in (True, False):
         if found := _ordered(with_copies(archive, program, across)):
             return found
