@@ -172,7 +172,7 @@ def _but_unwritten(function: ReplayFunction, arguments: CallArguments, again: Re
     if function.name not in UNWRITTEN:
         return again
     mask = UNWRITTEN[function.name](*arguments.args, **arguments.kwargs)
-    return replace(again, unwritten={slot: mask for slot in again.outputs}) if mask.any() else again
+    return replace(again, unwritten=dict.fromkeys(again.outputs, mask)) if mask.any() else again
 
 
 def _run_dropout(arguments: CallArguments, share: float) -> Rerun:

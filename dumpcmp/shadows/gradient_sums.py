@@ -134,7 +134,7 @@ def with_gradients(program: Program, load: LoadRecorded | None = None) -> Progra
     made = sorted(_gradient_nodes(program), key=lambda pair: -pair[0])
     if load is not None:
         made = _Knowing(program, load).made(made)
-    shown = list(_gradient_effects(program))
+    shown = list(gradient_effects(program))
     if not made and not shown:
         return program
     nodes = list(_in_place(program, {g: node for _, node in made for g in node.gives.values()}))
@@ -301,7 +301,7 @@ class _Knowing:
         return replay is None or (replay.is_known and not wrong(replay))
 
 
-def _gradient_effects(program: Program) -> Iterator[StepEffect]:
+def gradient_effects(program: Program) -> Iterator[StepEffect]:
     """What a backward pass leaves behind: the gradients of weights and of what the model took."""
     for value, gradient in program.gradients.items():
         key = value.key
@@ -329,10 +329,10 @@ def _gradient_nodes(program: Program) -> Iterator[tuple[int, Node]]:
         producer = program.producers.get(gradient)
         if producer is not None and _kind(producer) is not None:
             continue
-        yield min(place for place, _, _ in found), _node(gradient, found[::-1])
+        yield min(place for place, _, _ in found), gradient_node(gradient, found[::-1])
 
 
-def _node(gradient: ValueId, takers: Sequence[tuple[int, Node, str]]) -> Node:
+def gradient_node(gradient: ValueId, takers: Sequence[tuple[int, Node, str]]) -> Node:
     """The node that makes `gradient`; `takers` hand it back, each for one of its inputs."""
     nodes = list(dict.fromkeys(node for _, node, _ in takers))
     leaves = tuple((nodes.index(node), slot) for _, node, slot in takers)

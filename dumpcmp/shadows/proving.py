@@ -30,6 +30,7 @@ from dumpcmp.shadows.outside import (
 )
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.quantities import Book, Quantity
+from dumpcmp.shadows.rank_gradients import with_rank_gradients
 from dumpcmp.shadows.rewritten_memory import RewrittenMemory
 from dumpcmp.shadows.same_numbers import SameNumbers
 from dumpcmp.shadows.shadow import Choices, Shadow
@@ -197,11 +198,10 @@ class StepProof:
             return self.before
         is_single = all(program.is_whole for program in programs)
         programs = [_with_known_state(program, is_single) for program in programs]
-        if is_single:
-            programs = [  # those of several ranks are terms of sums
-                with_gradients(program, partial(load_value, archive, program))
-                for program, archive in zip(programs, (self.golden, self.target), strict=True)
-            ]
+        programs = [
+            _with_gradients(archive, program)
+            for program, archive in zip(programs, (self.golden, self.target), strict=True)
+        ]
         start.know("golden", programs[0])
         start.know("target", programs[1])
         mine = Shadow(
@@ -596,6 +596,14 @@ class _ProofPlace(NamedTuple):
     def of_value(cls, shadow: Shadow, value: ValueId) -> _ProofPlace:
         key, order = value.key, shadow.record(value).order
         return cls(key.op, key.call, key.slot, value.rank, order)
+
+
+def _with_gradients(archive: Archive, program: Program) -> Program:
+    """`program` with how its gradients follow from each other, as far as that is known."""
+    load = partial(load_value, archive, program)
+    if program.is_whole:
+        return with_gradients(program, load)
+    return with_rank_gradients(program, load)
 
 
 def _with_known_state(program: Program, is_single: bool) -> Program:

@@ -118,12 +118,15 @@ class Quantity:
         if self is other:
             return True
         try:
+            if self.tensor.shape != other.tensor.shape:
+                return False
             if same_elements(self.tensor, other.tensor):
                 return True
-            return self._is_nothing() and other._is_nothing()
+            return self._is_nothing and other._is_nothing
         except DumpcmpError:
             return False
 
+    @cached_property
     def _is_nothing(self) -> bool:
         """Whether it is what float64 leaves of terms that cancel."""
         first = self._unscaled

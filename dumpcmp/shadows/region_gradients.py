@@ -128,12 +128,15 @@ class Regions:
         self._places = {node: at for at, node in enumerate(self.program.nodes)}
 
     def node(
-        self, value: ValueId, known: Collection[ValueId], slot: str
+        self, value: ValueId, known: Collection[ValueId], slot: str, *, on_own_rank: bool = True
     ) -> tuple[int, Node] | None:
-        """The node of the gradient of `value`, where the `known` gradients tell it."""
+        """The node of the gradient of `value`, where the `known` gradients tell it.
+
+        What a collective handed to other ranks counts where it is not `on_own_rank` alone.
+        """
         inside, region, ends = {value}, list[Node](), dict[ValueId, str]()
         for node in self.program.nodes:
-            if inside.isdisjoint(node.takes.values()):
+            if inside.isdisjoint(node.takes.values()) or (on_own_rank and node.rank != value.rank):
                 continue
             region.append(node)
             if len(region) > _MOST_NODES:

@@ -17,7 +17,7 @@ from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import to_torch
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.rating import Rerun
-from dumpcmp.shadows.program import Node, Program, ValueId
+from dumpcmp.shadows.program import Node, Program
 
 _OUTPUT, _PLACES, _TABLE = "output.0", "input.0", "input.1"
 _LOOKUPS = OpSet("embedding")

@@ -230,14 +230,20 @@ class _OverRanks:
         return next(iter([*own, *named, *others]))
 
     def _is_of_whole(self, part: ShownEffect) -> bool:
+        named = [each for each in self.wholes if _same_name(each, part)]
         try:
-            return any(each.is_same(part) or _is_slice(part, each) for each in self.wholes)
+            return any(each.is_same(part) or _is_slice(part, each) for each in named) or any(
+                each.is_same(part) or _is_slice(part, each)
+                for each in self.wholes
+                if each not in named
+            )
         except DumpcmpError:
             return False
 
     def _is_covered(self, its: ShownEffect, shown: Sequence[ShownEffect]) -> bool:
-        if any(its.is_same(mine) for mine in shown):
-            return True
+        for mine in sorted(shown, key=lambda each: not _same_name(its, each)):
+            if its.is_same(mine):
+                return True
         try:
             parts = [mine.quantity for mine in shown if _is_smaller(mine, its)]
             whole = Marginals(its.quantity.tensor)

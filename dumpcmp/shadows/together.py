@@ -161,7 +161,7 @@ def read_program(
         for rank in read_ranks(archive, *one)
     ]
     if len(ranks) == 1:
-        return _ordered(with_copies(archive, ranks[0])) or ranks[0]
+        return in_order_of_use(with_copies(archive, ranks[0])) or ranks[0]
     records = {value: record for rank in ranks for value, record in rank.records.items()}
     nodes = [node for rank in ranks for node in rank.nodes]
     effects: list[StepEffect] = [effect for rank in ranks for effect in rank.effects]
@@ -175,14 +175,14 @@ def read_program(
     joined = replace(apart, nodes=_Joining(apart).nodes())
     program = with_shared_terms(with_shared_tables(archive, joined))
     for across in (True, False):
-        if found := _ordered(with_copies(archive, program, across)):
+        if found := in_order_of_use(with_copies(archive, program, across)):
             return found
-    if num > 1 and (found := _ordered(program)):
+    if num > 1 and (found := in_order_of_use(program)):
         return found
     raise DumpcmpError(f"what the ranks gave each other at step {step} runs in circles")
 
 
-def _ordered(program: Program) -> Program | None:
+def in_order_of_use(program: Program) -> Program | None:
     """`program`, each call after those that make what it takes; None where that runs in circles."""
     nodes = list(_in_order(program.nodes))
     if len(nodes) < len(program.nodes):

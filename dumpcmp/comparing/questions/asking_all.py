@@ -159,13 +159,14 @@ class ProgramComparison(RowComparison):
         )
         if any(call.kernel for call in target.calls.values()):
             known = by_provenance(pairs, mine, its, _Kernels(its, terms).kernel_of)
-            pairs = with_repeats(list(known), mine, its)
+            pairs = list(known)
         if turns is not None:
             pairs = [turned_pair(partners, pair) for pair in pairs]
         if ranked:
             pairs = with_collectives(pairs, golden, target)
         blank = unwritten(golden), unwritten(target)
-        return [_with_blank(pair, ours, theirs, *blank) for pair in pairs]
+        pairs = [_with_blank(pair, ours, theirs, *blank) for pair in pairs]
+        return with_repeats(pairs, golden, target)
 
 
 class _Kernels:

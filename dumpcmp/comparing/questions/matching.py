@@ -196,7 +196,7 @@ class _Matching:
         found += (Pair(key, None) for key in self.golden.listing.values if key not in ours)
         found += (Pair(None, key) for key in self.target.listing.values if key not in theirs)
         found = with_merged(self.stated, found) if self.stated else found
-        return self._with_repeats(self._in_order(found))
+        return self._in_order(found)
 
     def _slots(self, here: Site, there: Site) -> Iterator[Pair]:
         """The slots of two calls: those that are the same, then those of one name."""
@@ -320,24 +320,6 @@ class _Matching:
             return models[terms.model], terms.step, *follows[site], slots[pair.key]
 
         return sorted(pairs, key=where)
-
-    def _with_repeats(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """`pairs`, which know where they first appeared, if both sides had the value before."""
-        known: dict[tuple[Key | None, Key | None], Pair] = {}
-        for pair in pairs:
-            known.setdefault((pair.golden, pair.target), pair)
-        first: dict[Pair, Pair] = {}
-        for pair in pairs:
-            if pair.golden is None or pair.target is None:
-                continue
-            before = self.golden.listing.first(pair.golden), self.target.listing.first(pair.target)
-            found = known.get(before)
-            if found is not None and found is not pair:
-                first[pair] = found
-        return [
-            pair.repeating(first[pair]) if pair in first and first[pair] not in first else pair
-            for pair in pairs
-        ]
 
 
 def _families(

@@ -1,0 +1,500 @@
+"""The backward pass of a run on several ranks: what calls hand back, and what ranks make of it.
+
+What they make of it is often not on record: an optimizer's bucket, a hook, a sharded parameter.
+Then it is found from the values: a gradient is its own rank's, the sum or the mean over ranks, or
+a part of that. What is none of these stays open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dumpcmp.judge.replaying import wrong
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.record import Call
+from dumpcmp.nouns.replay import Replay
+from dumpcmp.replay.holding import hold
+from dumpcmp.replay.rating import Rerun
+from dumpcmp.shadows.gradient_sums import (
+    GradientSum,
+    LoadRecorded,
+    OpenGradient,
+    gradient_effects,
+    gradient_node,
+    gradient_nodes,
+)
+from dumpcmp.shadows.program import (
+    Node,
+    OwnOperation,
+    Program,
+    RatedOperation,
+    StepEffect,
+    ValueId,
+)
+from dumpcmp.shadows.quantities import tensor_of
+from dumpcmp.shadows.region_gradients import Regions
+from dumpcmp.shadows.shared_terms import SharedTerm
+from dumpcmp.shadows.together import RankDelivery, in_order_of_use
+
+_OUTPUT = "output.0"
+_UNKNOWN = "what the ranks made of this gradient together is not on record"
+
+
+class Reduction(StrEnum):
+    """What ranks make of what each of them has of a gradient."""
+
+    OWN = "own"  # nothing: each keeps what its calls hand back
+    SUM = "sum"
+    MEAN = "mean"
+    JOINED = "joined"  # one after the other
+
+
+class GradientPart(NamedTuple):
+    """A part of a gradient along one dim, as a rank keeps it."""
+
+    dim: int
+    first: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedGradient:
+    """A gradient that ranks have reduced. Inputs are named by the rank: ``1: 0 input.0``."""
+
+    sums: tuple[tuple[int, OwnOperation], ...]  # what the calls of each rank hand back
+    how: Reduction
+    part: GradientPart | None = None
+
+    @property
+    def expression(self) -> Hashable:
+        asked = tuple((rank, one.expression) for rank, one in self.sums)
+        return "reduced gradient", self.how, self.part, asked
+
+    @property
+    def slot(self) -> str:
+        return self.sums[0][1].slot
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return tuple(call for _, one in self.sums for call in one.calls)
+
+    def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The gradient in float64."""
+        found = [one.run(self._of(rank, given))[_OUTPUT] for rank, one in self.sums]
+        return {_OUTPUT: self._reduced(found)}
+
+    def rated(self, given: Mapping[str, Tensor]) -> Rerun:
+        """The gradient, and how well it is determined."""
+        some = [_rated(one, self._of(rank, given)) for rank, one in self.sums]
+        found = self._reduced([one.outputs[_OUTPUT] for one in some])
+        sizes = [one.terms.get(_OUTPUT, one.outputs[_OUTPUT].abs()) for one in some]
+        terms = self._reduced([size.to(found) for size in sizes])
+        condition = float(terms.norm() / found.norm()) if float(found.norm()) else 1.0
+        worst = max(one.condition.get(_OUTPUT, 1.0) for one in some)
+        return Rerun(
+            {_OUTPUT: found},
+            {_OUTPUT: max(worst, condition)},
+            {_OUTPUT: max(one.noise.get(_OUTPUT, 0.0) for one in some)},
+            num_ops=sum(one.num_ops for one in some),
+            terms={_OUTPUT: terms},
+        )
+
+    def level(self, given: Mapping[str, Tensor]) -> float:
+        """The size of its terms, if nothing of them cancelled."""
+        return float(self.rated(given).terms[_OUTPUT].abs().mean())
+
+    def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay:
+        """What was recorded, against that; it was found by its numbers, and so it is right."""
+        replay = hold(Rerun(self.run(given), num_ops=len(self.sums)), _OUTPUT, got)
+        if replay.is_known and wrong(replay):
+            replay = hold(self.rated(given), _OUTPUT, got)
+        return Replay(unknown=_UNKNOWN) if replay.is_known and wrong(replay) else replay
+
+    def _of(self, rank: int, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        prefix = f"{rank}: "
+        return {s.removeprefix(prefix): each for s, each in given.items() if s.startswith(prefix)}
+
+    def _reduced(self, found: Sequence[Tensor]) -> Tensor:
+        if self.how is Reduction.JOINED and self.part is not None:
+            return torch.cat(list(found), self.part.dim)
+        whole = torch.stack(list(found)).sum(0)
+        if self.how is Reduction.MEAN:
+            whole = whole / len(found)
+        return whole if self.part is None else whole.narrow(*self.part)
+
+
+def with_rank_gradients(program: Program, load: LoadRecorded) -> Program:
+    """`program` with a node for each gradient whose making is known, on each rank."""
+    program, handed = _Handing(program, load).through_collectives()
+    relating = _Relating(program, load, handed)
+    made = [*handed.values(), *relating.nodes()]
+    effects = [*program.effects, *_of_ranks(list(gradient_effects(program)))]
+    whole = replace(program, nodes=[*program.nodes, *made], effects=effects)
+    plain = [node for node in made if isinstance(node.own, GradientSum)]
+    return (
+        in_order_of_use(whole)
+        or in_order_of_use(replace(whole, nodes=[*program.nodes, *plain]))
+        or program
+    )
+
+
+def _of_ranks(effects: Sequence[StepEffect]) -> Iterator[StepEffect]:
+    """Gradients of weights: what a rank hands back for its inputs may be of its own share."""
+    yield from (effect for effect in effects if effect.leaf and effect.leaf.key.slot.is_weight)
+
+
+def _rated(one: OwnOperation, given: Mapping[str, Tensor]) -> Rerun:
+    return one.rated(given) if isinstance(one, RatedOperation) else Rerun(dict(one.run(given)))
+
+
+@dataclass(eq=False)
+class _Handing:
+    """Finds gradients that nobody recorded: of what calls gave to collectives.
+
+    A collective hands them back as they are, or adds up those of all ranks: what follows tells.
+    """
+
+    program: Program
+    load: LoadRecorded
+
+    def through_collectives(self) -> tuple[Program, dict[ValueId, Node]]:
+        """The program with those gradients, and the nodes that make them."""
+        handed: dict[ValueId, Node] = {}
+        nodes = list(self.program.nodes)
+        places = {node: at for at, node in enumerate(nodes)}
+        records = dict(self.program.records)
+        for node in reversed(self.program.nodes):
+            value = node.gives.get(_OUTPUT)
+            is_open = node.own is None and value is not None and self._has_gradients_before(node)
+            if not is_open or value in self._gradients or value is None:
+                continue
+            for how in (Reduction.OWN, Reduction.SUM):
+                made = self._handed(node, value, how)
+                if made is None:
+                    break
+                ((_, gradient),) = made.gives.items()
+                gradients = {**node.gradients, "grad_output.0": gradient}
+                known = replace(node, gradients=gradients)
+                records[gradient] = replace(records[value], key=gradient.key, digest="")
+                if self._is_right(known, {**handed, gradient: made}):
+                    handed[gradient] = made
+                    nodes[places[node]] = known
+                    break
+        return replace(self.program, nodes=nodes, records=records), handed
+
+    def _has_gradients_before(self, node: Node) -> bool:
+        return any(slot.startswith("grad_input") for slot in node.gradients) or any(
+            value in self._gradients for value in node.takes.values()
+        )
+
+    @cached_property
+    def _gradients(self) -> dict[ValueId, ValueId]:
+        return gradients_of_values(self.program)
+
+    def _handed(self, node: Node, value: ValueId, how: Reduction) -> Node | None:
+        """The gradient of a value by all that was made of it, on its own rank or on all."""
+        gradient = ValueId(node.rank, node.call.site.key("grad_output.0"))
+        self._regions.gradients = {**self._gradients, value: gradient}
+        is_own = how is Reduction.OWN
+        known = set(self._gradients.values())
+        made = self._regions.node(value, known, "grad_output.0", on_own_rank=is_own)
+        return None if made is None else made[1]
+
+    @cached_property
+    def _regions(self) -> Regions:
+        return Regions(self.program, self._gradients)
+
+    def _is_right(self, node: Node, handed: Mapping[ValueId, Node]) -> bool:
+        """Whether what the call hands back with this gradient is what was recorded."""
+        for slot, value in node.takes.items():
+            gradient = node.gradients.get(f"grad_{slot}") or self._gradients.get(value)
+            if gradient is None:
+                continue
+            alone = gradient_node(gradient, [(0, node, slot)])
+            load = loading(self.load, handed)
+            if _is_held(alone, gradient, load):
+                return True
+        return False
+
+
+def gradients_of_values(program: Program) -> dict[ValueId, ValueId]:
+    """The gradient of each value that has one."""
+    found = dict(program.gradients)
+    for node in program.nodes:
+        for slot, value in (*node.gives.items(), *node.takes.items()):
+            gradient = node.gradients.get(f"grad_{slot}")
+            if gradient is not None:
+                found.setdefault(value, gradient)
+    return found
+
+
+def loading(load: LoadRecorded, handed: Mapping[ValueId, Node]) -> LoadRecorded:
+    """Reads recorded values, and computes those that nobody recorded."""
+
+    def loaded(value: ValueId) -> Tensor:
+        node = handed.get(value)
+        if node is None:
+            return load(value)
+        assert node.own is not None
+        given = {slot: tensor_of(loaded(each)) for slot, each in node.takes.items()}
+        return node.own.run(given)[_OUTPUT]
+
+    return loaded
+
+
+def _is_held(node: Node, gradient: ValueId, load: LoadRecorded) -> bool:
+    """Whether a recorded gradient is what `node` makes of recorded values."""
+    assert node.own is not None
+    try:
+        given = {slot: load(value) for slot, value in node.takes.items()}
+        replay = node.own.held(given, load(gradient))
+    except (DumpcmpError, RuntimeError):
+        return False
+    return replay is not None and replay.is_known and not wrong(replay)
+
+
+@dataclass(eq=False)
+class _Relating:
+    """Finds how each recorded gradient follows from what calls hand back."""
+
+    program: Program
+    recorded: LoadRecorded
+    handed: Mapping[ValueId, Node]  # gradients that nobody recorded
+
+    @cached_property
+    def load(self) -> LoadRecorded:
+        return loading(self.recorded, self.handed)
+
+    def nodes(self) -> Iterator[Node]:
+        """A node for each gradient: by the first way to make it that gives what is recorded."""
+        for gradient, local in self._locals.items():
+            if gradient in self.program.producers:
+                yield from self._handed_over(gradient, local)
+        done = self.program.producers.keys() | self.handed.keys()
+        values: dict[ValueId, list[ValueId]] = {}
+        for value, gradient in self._regions.gradients.items():
+            values.setdefault(gradient, []).append(value)
+        for gradient in dict.fromkeys((*self._locals, *values)):
+            if gradient not in done:
+                yield from self._made(gradient, values.get(gradient, ()))
+
+    def _made(self, gradient: ValueId, values: Sequence[ValueId]) -> Iterator[Node]:
+        local = self._locals.get(gradient)
+        for made in self._ways(gradient, local, values):
+            if self._is_right(made, gradient):
+                yield made
+                return
+        is_given = any(value in self._returned for value in values)  # by a loss, from outside
+        if local is not None and not is_given:
+            own = OpenGradient(_slot(local), _UNKNOWN)
+            yield Node(gradient.rank, local.call, {}, {_OUTPUT: gradient}, own)
+
+    def _ways(
+        self, gradient: ValueId, local: Node | None, values: Sequence[ValueId]
+    ) -> Iterator[Node]:
+        """How a gradient may have been made, the plainest first.
+
+        Where several values have it, those before the last have it from that one.
+        """
+        orders = {value: self.program.records[value].order for value in values}
+        last = max(orders.values(), default=-1)
+        if local is not None and min(call.order for call in _calls(local)) >= last:
+            yield from self._by_calls(gradient, local)
+        for value in (value for value in values if orders[value] == last):
+            own = self._region(value, gradient)
+            if own is None:
+                continue
+            yield own
+            for group in self._groups(value.rank):
+                some = [self._region(o, gradient) for o in self._named_alike(value, group)]
+                if len(some) > 1 and None not in some:
+                    yield from self._reductions(gradient, own, [one for one in some if one])
+            if (across := self._region(value, gradient, on_own_rank=False)) is not None:
+                yield across
+
+    def _by_calls(self, gradient: ValueId, local: Node) -> Iterator[Node]:
+        yield local
+        for group in self._groups(gradient.rank):
+            yield from self._reductions(gradient, local, self._of_ranks(gradient, local, group))
+
+    def _region(
+        self, value: ValueId, gradient: ValueId, *, on_own_rank: bool = True
+    ) -> Node | None:
+        """What all that was made of a value hands back."""
+        known = self._known - {gradient, self._regions.gradients[value]}
+        made = self._regions.node(value, known, "grad_output.0", on_own_rank=on_own_rank)
+        return None if made is None else made[1]
+
+    @cached_property
+    def _returned(self) -> set[ValueId]:
+        return {effect.value for effect in self.program.effects}
+
+    @cached_property
+    def _regions(self) -> Regions:
+        return Regions(self.program, gradients_of_values(self.program))
+
+    @cached_property
+    def _known(self) -> set[ValueId]:
+        return set(self._regions.gradients.values())
+
+    def _groups(self, rank: int) -> list[tuple[int, ...]]:
+        """The groups of ranks that do something together, of which `rank` is one, larger first."""
+        return [group for group in self._all_groups if rank in group]
+
+    @cached_property
+    def _all_groups(self) -> list[tuple[int, ...]]:
+        found = {tuple(sorted(self.program.ranks)): None}
+        for node in self.program.nodes:
+            if isinstance(node.own, RankDelivery):
+                found[tuple(sorted({value.rank for value in node.takes.values()}))] = None
+        return sorted((group for group in found if len(group) > 1), key=len, reverse=True)
+
+    def _named_alike(self, value: ValueId, group: Sequence[int]) -> list[ValueId]:
+        """The values of this name on some ranks, as far as they have gradients."""
+        named = (ValueId(rank, value.key) for rank in group)
+        return [each for each in named if each in self._regions.gradients]
+
+    @cached_property
+    def _locals(self) -> dict[ValueId, Node]:
+        """What the calls of its own rank hand back for each value with a gradient."""
+        found = {g: node for node in gradient_nodes(self.program) for g in node.gives.values()}
+        for weight, gradient in self.program.gradients.items():
+            if gradient not in found and weight.key.slot.is_weight:
+                takers = list(self._takers(weight))
+                if takers:
+                    found[gradient] = gradient_node(gradient, takers)
+        return found
+
+    def _takers(self, weight: ValueId) -> Iterator[tuple[int, Node, str]]:
+        """The calls that take a weight, or what was put together of its parts on all ranks."""
+        names = {weight, *self._gathered.get(weight, ())}
+        for place, node in enumerate(self.program.nodes):
+            is_known = any(slot.startswith("grad_output") for slot in node.gradients)
+            for slot, value in node.takes.items() if is_known else ():
+                is_plain = node.own is None or isinstance(node.own, SharedTerm)
+                if value in names and node.rank == weight.rank and is_plain:
+                    yield place, node, slot
+
+    @cached_property
+    def _gathered(self) -> dict[ValueId, list[ValueId]]:
+        """Of weights that a rank has a part of: the wholes that its module's calls took."""
+        found: dict[ValueId, list[ValueId]] = {}
+        by_module: dict[tuple[int, str], dict[ValueId, None]] = {}
+        for node in self.program.nodes:
+            for slot, value in node.takes.items():
+                if slot.startswith("input") and node.own is None:
+                    by_module.setdefault((node.rank, node.call.op.module), {})[value] = None
+        for weight in self.program.gradients:
+            record = self.program.records.get(weight)
+            if record is None or not weight.key.slot.is_weight or not record.layout:
+                continue
+            names = {weight.key.op, *(at.key.op for at in self.program.slots_of.get(weight, ()))}
+            taken = (v for name in names for v in by_module.get((weight.rank, name), ()))
+            for value in dict.fromkeys(taken):
+                if value != weight and self._is_part(weight, value):
+                    found.setdefault(weight, []).append(value)
+        return found
+
+    def _is_part(self, weight: ValueId, value: ValueId) -> bool:
+        part, whole = self.program.records[weight], self.program.records[value]
+        if part.dtype != whole.dtype and not value.key.slot.is_input:
+            return False
+        try:
+            return any(
+                torch.equal(
+                    self.load(value).narrow(*at).to(torch.float64), self.load(weight).double()
+                )
+                for at in _parts(whole.shape, part.shape)
+            )
+        except DumpcmpError:
+            return False
+
+    def _handed_over(self, gradient: ValueId, local: Node) -> Iterator[Node]:
+        """What a recorded collective took to make a gradient of: what the calls hand back."""
+        maker = self.program.producers[gradient]
+        for value in maker.takes.values():
+            if value.rank != gradient.rank or value in self.program.producers:
+                continue
+            if value not in self._locals and self._is_right(local, value):
+                yield replace(local, gives={_OUTPUT: value})
+                return
+
+    def _reductions(self, gradient: ValueId, local: Node, some: Sequence[Node]) -> Iterator[Node]:
+        """What ranks may have made of what calls hand back on each of them."""
+        shape, whole = self.program.records[gradient].shape, self._shape_of(local)
+        if shape == whole:
+            for how in (Reduction.MEAN, Reduction.SUM):
+                yield _reduced(gradient, some, how, None)
+        for part in _parts(whole, shape):
+            yield _reduced(gradient, [local], Reduction.OWN, part)
+            for how in (Reduction.MEAN, Reduction.SUM):
+                yield _reduced(gradient, some, how, part)
+        for part in _parts(shape, whole):
+            yield _reduced(gradient, some, Reduction.JOINED, part._replace(first=0))
+            break
+
+    def _of_ranks(self, gradient: ValueId, local: Node, group: Sequence[int]) -> list[Node]:
+        """What the calls of each of these ranks hand back for the value of this name."""
+        weight = next((w for w, g in self.program.gradients.items() if g == gradient), None)
+        found = []
+        for rank in group:
+            named = ValueId(rank, gradient.key)
+            if weight is not None:
+                there = self.program.gradients.get(ValueId(rank, weight.key))
+                named = there if there is not None else named
+            node = self._locals.get(named)
+            found += [node] if node is not None else []
+        return found or [local]
+
+    def _shape_of(self, local: Node) -> tuple[int, ...]:
+        """The shape of what calls hand back: that of the value whose gradient it is."""
+        if isinstance(local.own, GradientSum):
+            number, slot = local.own.leaves[0]
+            return self.program.records[local.takes[f"{number} {slot}"]].shape
+        return self.program.records[local.takes["value 0"]].shape
+
+    def _is_right(self, node: Node, gradient: ValueId) -> bool:
+        return _is_held(node, gradient, self.load)
+
+
+def _reduced(
+    gradient: ValueId, nodes: Sequence[Node], how: Reduction, part: GradientPart | None
+) -> Node:
+    sums = []
+    takes: dict[str, ValueId] = {}
+    for node in nodes:
+        assert node.own is not None
+        sums.append((node.rank, node.own))
+        takes |= {f"{node.rank}: {slot}": value for slot, value in node.takes.items()}
+    own = ReducedGradient(tuple(sums), how, part)
+    mine = next((node for node in nodes if node.rank == gradient.rank), nodes[0])
+    return Node(gradient.rank, mine.call, takes, {_OUTPUT: gradient}, own)
+
+
+def _calls(node: Node) -> Sequence[Call]:
+    return node.own.calls if node.own is not None else (node.call,)
+
+
+def _slot(node: Node) -> str:
+    return node.own.slot if node.own is not None else ""
+
+
+def _parts(whole: tuple[int, ...], part: tuple[int, ...]) -> Iterator[GradientPart]:
+    """The parts of one shape that a value of another shape has along a dim."""
+    if len(whole) != len(part):
+        return
+    unequal = [d for d, sizes in enumerate(zip(whole, part, strict=True)) if len({*sizes}) > 1]
+    if len(unequal) != 1 or not part[unequal[0]]:
+        return
+    (dim,) = unequal
+    last = whole[dim] - part[dim]
+    for first in dict.fromkeys((*range(0, last + 1, part[dim]), last)):  # which may be shorter
+        if first >= 0:
+            yield GradientPart(dim, first, part[dim])
