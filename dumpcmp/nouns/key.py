@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 ROOT = "<root>"  # the op name of the root module, whose path in torch is the empty string
+AFTER = "@after"  # in the scope of what ranks do together once the model's forward pass has ended
 EFFECTS = "<effects>"  # the scope of reserved ops: what a run leaves behind besides values of ops
 _MARK = re.compile(r"@\w+(?=/|$)")
 

@@ -143,13 +143,18 @@ def _arranged(archive: Archive, program: Program, leaf: ValueId, used: _Use) -> 
     """How `leaf` was made of the last value of its rank that has its elements, in parts."""
     record = program.records[leaf]
     wanted: Tensor | None = None
-    for value, node in reversed(list(program.producers.items())):
+    made = [(value, node.call) for value, node in program.producers.items()]
+    losses = (program.gradients.get(effect.value) for effect in program.effects)
+    given = [(g, used.call) for g in losses if g is not None and g not in program.producers]
+    for value, maker in (*reversed(made), *given):
         source = program.records[value]
-        if value.rank != leaf.rank or node.call.order >= used.order:
+        if value.rank != leaf.rank or value == leaf or maker is None:
+            continue
+        if maker is not used.call and maker.order >= used.order:
             continue
         if source.dtype != record.dtype or source.kept is not Kept.FULL:
             continue
-        ways = list(_ways(source.shape, record.shape, used.slot))
+        ways = list(ways_to_cut(source.shape, record.shape, used.slot))
         if not ways:
             continue
         try:
@@ -160,14 +165,14 @@ def _arranged(archive: Archive, program: Program, leaf: ValueId, used: _Use) -> 
             held = to_torch(archive.load(source)).reshape(source.shape)
         except DumpcmpError:
             return
-        for made in ways:
-            if torch.equal(made.run({"input.0": held})[_OUTPUT], wanted):
-                call = used.call or node.call
-                yield Node(leaf.rank, call, {"input.0": value}, {_OUTPUT: leaf}, made)
+        for own in ways:
+            if torch.equal(own.run({"input.0": held})[_OUTPUT], wanted):
+                call = used.call or maker
+                yield Node(leaf.rank, call, {"input.0": value}, {_OUTPUT: leaf}, own)
                 return
 
 
-def _ways(
+def ways_to_cut(
     before: tuple[int, ...], after: tuple[int, ...], slot: str
 ) -> Iterator[Rechunked | CutOut]:
     """In which ways a value of one shape may have been made of one of another shape."""
@@ -176,8 +181,10 @@ def _ways(
     unequal = [d for d, sizes in enumerate(zip(before, after, strict=False)) if len({*sizes}) > 1]
     if len(before) == len(after) and len(unequal) == 1:
         (dim,) = unequal
-        if after[dim] and before[dim] % after[dim] == 0:
-            for first in range(0, before[dim], after[dim]):
+        last = before[dim] - after[dim]
+        firsts = range(0, last + 1, after[dim]) if after[dim] else ()
+        for first in dict.fromkeys((*firsts, last)):  # the last part may be shorter
+            if first >= 0:
                 yield CutOut(dim, first, after[dim], slot)
 
 

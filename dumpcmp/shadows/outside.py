@@ -36,8 +36,9 @@ class HowFar:
 
 def is_late(pair: LeafPair, step: int) -> bool:
     """Whether losses or optimizers, which were not recorded, made this leaf."""
-    slot = pair.target.key.slot
-    return slot.is_gradient or (step > 0 and slot.is_weight)
+    slots = pair.golden.key.slot, pair.target.key.slot
+    is_weight = any(slot.is_weight for slot in slots)
+    return slots[1].is_gradient or (step > 0 and is_weight)
 
 
 def may_be_rounded(pair: LeafPair, step: int) -> bool:

@@ -95,6 +95,7 @@ class Proof:
     right: dict[str, set[ValueId]] = field(default_factory=dict)  # what calls gave that effects
     # depend on, by side, where each computed what it was asked for
     idle: dict[str, set[ValueId]] = field(default_factory=dict)  # what nothing was made of, by side
+    unused: dict[str, set[ValueId]] = field(default_factory=dict)  # what no effect depends on
     common: dict[str, set[ValueId]] = field(default_factory=dict)  # slots, by side, of what the
     # other run has too, under whatever name, where effects differ
     buffers: set[str] = field(default_factory=set)  # that are left the same, by golden's names
@@ -234,6 +235,7 @@ class StepProof:
         self._programs_asked, self.shadows = (its.program, mine.program), (its, mine)
         self._show()
         self.proof.idle = {"golden": _idle(its), "target": _idle(mine)}
+        self.proof.unused = {"golden": _unused(its.program), "target": _unused(mine.program)}
         return Before(its, mine, self.before)
 
     def _following(
@@ -679,3 +681,10 @@ def _idle(shadow: Shadow) -> set[ValueId]:
     effects = {effect.value for effect in program.effects}
     idle = program.producers.keys() - program.consumers.keys() - effects
     return idle | {place for place, value in program.places.items() if value in idle}
+
+
+def _unused(program: Program) -> set[ValueId]:
+    """The values that no effect depends on, at each place where they were recorded."""
+    used = _used(program, [effect.value for effect in program.effects])
+    found = program.producers.keys() - used
+    return found | {place for place, value in program.places.items() if value in found}

@@ -122,12 +122,12 @@ class Quantity:
                 return False
             if same_elements(self.tensor, other.tensor):
                 return True
-            return self._is_nothing and other._is_nothing
+            return self.is_nothing and other.is_nothing
         except DumpcmpError:
             return False
 
     @cached_property
-    def _is_nothing(self) -> bool:
+    def is_nothing(self) -> bool:
         """Whether it is what float64 leaves of terms that cancel."""
         first = self._unscaled
         application, tensor = first.application, first.tensor

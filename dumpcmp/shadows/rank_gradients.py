@@ -8,7 +8,7 @@ a part of that. What is none of these stays open.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
@@ -18,10 +18,12 @@ from torch import Tensor
 
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.record import Call
+from dumpcmp.nouns.key import AFTER
+from dumpcmp.nouns.record import Call, Kept, Phase
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.rating import Rerun
+from dumpcmp.shadows.copied_values import ways_to_cut
 from dumpcmp.shadows.gradient_sums import (
     GradientSum,
     LoadRecorded,
@@ -44,6 +46,7 @@ from dumpcmp.shadows.shared_terms import SharedTerm
 from dumpcmp.shadows.together import RankDelivery, in_order_of_use
 
 _OUTPUT = "output.0"
+_INSIDE = "> "  # between a slot, and an input of what stands in it
 _UNKNOWN = "what the ranks made of this gradient together is not on record"
 
 
@@ -111,15 +114,20 @@ class ReducedGradient:
         return float(self.rated(given).terms[_OUTPUT].abs().mean())
 
     def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay:
-        """What was recorded, against that; it was found by its numbers, and so it is right."""
+        """What was recorded, against that; it was found by its numbers, and so it is right.
+
+        What each rank adds was rounded to the dtype that it computes in.
+        """
+        floats = [each.dtype for each in given.values() if each.is_floating_point()]
+        coarsest = max([got.dtype, *floats], key=lambda dtype: torch.finfo(dtype).eps)
+        got = got.to(coarsest)
         replay = hold(Rerun(self.run(given), num_ops=len(self.sums)), _OUTPUT, got)
         if replay.is_known and wrong(replay):
             replay = hold(self.rated(given), _OUTPUT, got)
         return Replay(unknown=_UNKNOWN) if replay.is_known and wrong(replay) else replay
 
     def _of(self, rank: int, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        prefix = f"{rank}: "
-        return {s.removeprefix(prefix): each for s, each in given.items() if s.startswith(prefix)}
+        return _named_after(f"{rank}: ", given)
 
     def _reduced(self, found: Sequence[Tensor]) -> Tensor:
         if self.how is Reduction.JOINED and self.part is not None:
@@ -130,14 +138,79 @@ class ReducedGradient:
         return whole if self.part is None else whole.narrow(*self.part)
 
 
+@dataclass(frozen=True, slots=True)
+class ThroughCollectives:
+    """A gradient that takes others which nobody recorded: those that collectives hand back.
+
+    What these are made of is named by the slot that they stand in: ``0 grad_output.0> grad 0``.
+    """
+
+    own: OwnOperation
+    inner: tuple[tuple[str, OwnOperation], ...]
+
+    @property
+    def expression(self) -> Hashable:
+        return "through", self.own.expression, tuple((s, one.expression) for s, one in self.inner)
+
+    @property
+    def slot(self) -> str:
+        return self.own.slot
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        return self.own.calls
+
+    def run(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The gradient in float64."""
+        return self.own.run(self._known(given))
+
+    def rated(self, given: Mapping[str, Tensor]) -> Rerun:
+        """The gradient, and how well it is determined."""
+        return _rated(self.own, self._known(given))
+
+    def level(self, given: Mapping[str, Tensor]) -> float:
+        """The size of its terms, if nothing of them cancelled."""
+        terms = self.rated(given).terms.get(_OUTPUT)
+        return 0.0 if terms is None else float(terms.abs().mean())
+
+    def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay | None:
+        """What was recorded, against that."""
+        return self.own.held(self._known(given), got)
+
+    def _known(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = {slot: each for slot, each in given.items() if _INSIDE not in slot}
+        for slot, one in self.inner:
+            prefix = f"{slot}{_INSIDE}"
+            own = {
+                s.removeprefix(prefix): each for s, each in given.items() if s.startswith(prefix)
+            }
+            found[slot] = one.run({s: tensor_of(each) for s, each in own.items()})[_OUTPUT]
+        return found
+
+
+def _composed(node: Node, handed: Mapping[ValueId, Node]) -> Node:
+    """`node`, with what makes the gradients that nobody recorded inside of it."""
+    inner = [(slot, value) for slot, value in node.takes.items() if value in handed]
+    if not inner or node.own is None:
+        return node
+    takes = {slot: value for slot, value in node.takes.items() if value not in handed}
+    operations: list[tuple[str, OwnOperation]] = []
+    for slot, value in inner:
+        maker = _composed(handed[value], handed)
+        assert maker.own is not None
+        operations.append((slot, maker.own))
+        takes |= {f"{slot}{_INSIDE}{name}": each for name, each in maker.takes.items()}
+    return replace(node, takes=takes, own=ThroughCollectives(node.own, tuple(operations)))
+
+
 def with_rank_gradients(program: Program, load: LoadRecorded) -> Program:
     """`program` with a node for each gradient whose making is known, on each rank."""
     program, handed = _Handing(program, load).through_collectives()
     relating = _Relating(program, load, handed)
-    made = [*handed.values(), *relating.nodes()]
-    effects = [*program.effects, *_of_ranks(list(gradient_effects(program)))]
+    made = [_composed(node, handed) for node in relating.nodes()]
+    effects = [*program.effects, *_of_ranks(program)]
     whole = replace(program, nodes=[*program.nodes, *made], effects=effects)
-    plain = [node for node in made if isinstance(node.own, GradientSum)]
+    plain = [node for node in made if isinstance(node.own, (GradientSum, ThroughCollectives))]
     return (
         in_order_of_use(whole)
         or in_order_of_use(replace(whole, nodes=[*program.nodes, *plain]))
@@ -145,9 +218,50 @@ def with_rank_gradients(program: Program, load: LoadRecorded) -> Program:
     )
 
 
-def _of_ranks(effects: Sequence[StepEffect]) -> Iterator[StepEffect]:
-    """Gradients of weights: what a rank hands back for its inputs may be of its own share."""
-    yield from (effect for effect in effects if effect.leaf and effect.leaf.key.slot.is_weight)
+def _of_ranks(program: Program) -> Iterator[StepEffect]:
+    """The gradients of weights, as the program's own reductions after the backward pass left them.
+
+    What a rank hands back for its inputs may be of its own share.
+    """
+    for effect in gradient_effects(program):
+        if effect.leaf is not None and effect.leaf.key.slot.is_weight:
+            value = effect.value
+            while (after := _reduced_after(program, value)) is not None:
+                value = after
+            yield replace(effect, value=value)
+
+
+def _reduced_after(program: Program, value: ValueId) -> ValueId | None:
+    """What a collective after the backward pass made of a gradient, in its place."""
+    for node in program.consumers.get(value, ()):
+        is_after = isinstance(node.own, RankDelivery) and AFTER in node.call.op
+        if is_after and node.rank == value.rank:
+            return next(iter(node.gives.values()))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSum:
+    """A gradient that ops of the backward pass gave as it is, as every rank recorded it."""
+
+    slot: str
+    calls: tuple[Call, ...] = ()
+
+    @property
+    def expression(self) -> Hashable:
+        return ("recorded sum",)
+
+    def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same elements."""
+        return {_OUTPUT: given["value 0"]}
+
+    def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay:
+        """What was recorded, against that."""
+        return hold(Rerun({_OUTPUT: tensor_of(given["value 0"])}), _OUTPUT, got)
+
+
+def _named_after(prefix: str, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {s.removeprefix(prefix): each for s, each in given.items() if s.startswith(prefix)}
 
 
 def _rated(one: OwnOperation, given: Mapping[str, Tensor]) -> Rerun:
@@ -267,6 +381,7 @@ class _Relating:
     program: Program
     recorded: LoadRecorded
     handed: Mapping[ValueId, Node]  # gradients that nobody recorded
+    _handed_on: set[ValueId] = field(default_factory=set)  # what collectives took, as it is made
 
     @cached_property
     def load(self) -> LoadRecorded:
@@ -274,9 +389,9 @@ class _Relating:
 
     def nodes(self) -> Iterator[Node]:
         """A node for each gradient: by the first way to make it that gives what is recorded."""
-        for gradient, local in self._locals.items():
+        for gradient in dict.fromkeys((*self._locals, *self._known)):
             if gradient in self.program.producers:
-                yield from self._handed_over(gradient, local)
+                yield from self._handed_over(gradient)
         done = self.program.producers.keys() | self.handed.keys()
         values: dict[ValueId, list[ValueId]] = {}
         for value, gradient in self._regions.gradients.items():
@@ -308,16 +423,52 @@ class _Relating:
         if local is not None and min(call.order for call in _calls(local)) >= last:
             yield from self._by_calls(gradient, local)
         for value in (value for value in values if orders[value] == last):
-            own = self._region(value, gradient)
-            if own is None:
+            yield from self._by_regions(value, gradient)
+            yield from self._by_recorded_ops(value, gradient)
+
+    def _by_regions(self, value: ValueId, gradient: ValueId) -> Iterator[Node]:
+        """What all that was made of a value hands back, on one rank or several."""
+        own = self._region(value, gradient)
+        if own is None:
+            return
+        yield own
+        for group in self._groups(value.rank):
+            some = [self._region(other, gradient) for other in self._named_alike(value, group)]
+            if len(some) > 1 and None not in some:
+                yield from self._reductions(gradient, own, [one for one in some if one])
+        if (across := self._region(value, gradient, on_own_rank=False)) is not None:
+            yield across
+
+    def _by_recorded_ops(self, value: ValueId, gradient: ValueId) -> Iterator[Node]:
+        """What ranks may have made of what an op of the backward pass gave for a weight."""
+        shape = self.program.records[gradient].shape
+        for made in self._backward_outputs.get((value.rank, value.key.op), ()):
+            whole = self.program.records[made].shape
+            if shape != whole and not any(True for _ in _parts(whole, shape)):
                 continue
-            yield own
             for group in self._groups(value.rank):
-                some = [self._region(o, gradient) for o in self._named_alike(value, group)]
-                if len(some) > 1 and None not in some:
-                    yield from self._reductions(gradient, own, [one for one in some if one])
-            if (across := self._region(value, gradient, on_own_rank=False)) is not None:
-                yield across
+                some = [ValueId(rank, made.key) for rank in group]
+                if all(each in self.program.producers for each in some):
+                    nodes = [self._as_recorded(each, gradient) for each in some]
+                    own = next(node for node in nodes if node.rank == value.rank)
+                    yield from self._reductions(gradient, own, nodes)
+
+    def _as_recorded(self, value: ValueId, gradient: ValueId) -> Node:
+        call, own = (
+            self.program.producers[value].call,
+            RecordedSum(f"grad.{gradient.key.slot.name}"),
+        )
+        return Node(value.rank, call, {"value 0": value}, {_OUTPUT: gradient}, own)
+
+    @cached_property
+    def _backward_outputs(self) -> dict[tuple[int, str], list[ValueId]]:
+        """What ops of the backward pass gave, by rank and module."""
+        found: dict[tuple[int, str], list[ValueId]] = {}
+        for node in self.program.nodes:
+            if node.call.phase is Phase.BACKWARD and node.own is None:
+                values = found.setdefault((node.rank, node.call.op.module), [])
+                values += node.gives.values()
+        return found
 
     def _by_calls(self, gradient: ValueId, local: Node) -> Iterator[Node]:
         yield local
@@ -404,27 +555,52 @@ class _Relating:
 
     def _is_part(self, weight: ValueId, value: ValueId) -> bool:
         part, whole = self.program.records[weight], self.program.records[value]
-        if part.dtype != whole.dtype and not value.key.slot.is_input:
-            return False
         try:
+            held, own = self.load(value), self.load(weight)
             return any(
-                torch.equal(
-                    self.load(value).narrow(*at).to(torch.float64), self.load(weight).double()
-                )
+                torch.equal(held.narrow(*at), own.to(held.dtype))
                 for at in _parts(whole.shape, part.shape)
             )
         except DumpcmpError:
             return False
 
-    def _handed_over(self, gradient: ValueId, local: Node) -> Iterator[Node]:
-        """What a recorded collective took to make a gradient of: what the calls hand back."""
-        maker = self.program.producers[gradient]
-        for value in maker.takes.values():
+    def _handed_over(self, gradient: ValueId) -> Iterator[Node]:
+        """What a recorded collective took to make a gradient of.
+
+        That is a part of another gradient of its rank, or what the calls of the rank hand back.
+        """
+        for value in dict.fromkeys(self.program.producers[gradient].takes.values()):
             if value.rank != gradient.rank or value in self.program.producers:
                 continue
-            if value not in self._locals and self._is_right(local, value):
+            if value in self._locals or value in self._handed_on:
+                continue
+            local = self._locals.get(gradient)
+            if local is not None and self._is_right(local, value):
+                self._handed_on.add(value)
                 yield replace(local, gives={_OUTPUT: value})
-                return
+            elif (made := self._part_of_gradient(value)) is not None:
+                self._handed_on.add(value)
+                yield made
+
+    def _part_of_gradient(self, value: ValueId) -> Node | None:
+        """The node that makes `value` of a recorded gradient of its rank, by its bytes."""
+        record = self.program.records[value]
+        for gradient in self._known:
+            if gradient.rank != value.rank or gradient in self.handed:
+                continue
+            source = self.program.records[gradient]
+            if source.dtype != record.dtype or source.kept is not Kept.FULL:
+                continue
+            for own in ways_to_cut(source.shape, record.shape, "input.0"):
+                try:
+                    made = own.run({"input.0": self.load(gradient)})[_OUTPUT]
+                    if torch.equal(made, self.load(value)):
+                        call = self.program.consumers[value][0].call
+                        takes = {"input.0": gradient}
+                        return Node(value.rank, call, takes, {_OUTPUT: value}, own)
+                except DumpcmpError:
+                    break
+        return None
 
     def _reductions(self, gradient: ValueId, local: Node, some: Sequence[Node]) -> Iterator[Node]:
         """What ranks may have made of what calls hand back on each of them."""

@@ -14,12 +14,12 @@ from dumpcmp.nouns.layouts import parse_layout
 from dumpcmp.nouns.op_names import OpSet
 from dumpcmp.nouns.record import Call, Record
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.value import to_torch
+from dumpcmp.nouns.value import Kind, dtype_named, to_torch
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.rating import Rerun
 from dumpcmp.shadows.program import Node, Program
 
-_OUTPUT, _PLACES, _TABLE = "output.0", "input.0", "input.1"
+_OUTPUT = "output.0"
 _LOOKUPS = OpSet("embedding")
 
 
@@ -29,10 +29,12 @@ class SharedLookup:
 
     call: Call
     first: int  # index of the table's whole
+    table: str  # the slot of the table, and that of the indices
+    places: str
 
     @property
     def expression(self) -> Hashable:
-        return "shared lookup", self.first
+        return "shared lookup", self.first, self.table
 
     @property
     def slot(self) -> str:
@@ -45,17 +47,19 @@ class SharedLookup:
     def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The rows that this rank has."""
         own, places = self._own(given)
-        return {_OUTPUT: torch.where(own, given[_TABLE][places], 0.0)}
+        return {_OUTPUT: torch.where(own, given[self.table][places], 0.0)}
 
     def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay:
         """Those rows must be the table's; DTensor leaves any row in the place of the others."""
         own, places = self._own(given)
-        again = Rerun({_OUTPUT: given[_TABLE][places]}, is_exact=True, unwritten={_OUTPUT: ~own})
+        again = Rerun(
+            {_OUTPUT: given[self.table][places]}, is_exact=True, unwritten={_OUTPUT: ~own}
+        )
         return hold(again, _OUTPUT, got)
 
     def _own(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        places = given[_PLACES] - self.first
-        own = (places >= 0) & (places < given[_TABLE].shape[0])
+        places = given[self.places] - self.first
+        own = (places >= 0) & (places < given[self.table].shape[0])
         return own[..., None], torch.where(own, places, 0)
 
 
@@ -90,11 +94,18 @@ def with_shared_tables(archive: Archive, program: Program) -> Program:
 
 
 def _lookup(program: Program, node: Node) -> SharedLookup | None:
-    if node.call.op.function not in _LOOKUPS or not {_PLACES, _TABLE} <= node.takes.keys():
+    if node.call.op.function not in _LOOKUPS or node.own is not None:
         return None
-    record = program.records[node.takes[_TABLE]]
-    first = _first_row(record)
-    return None if first is None else SharedLookup(node.call, first)
+    floats = [slot for slot, value in node.takes.items() if _is_float(program.records[value])]
+    others = [slot for slot in node.takes if slot not in floats]
+    if len(floats) != 1 or len(others) != 1:
+        return None
+    first = _first_row(program.records[node.takes[floats[0]]])
+    return None if first is None else SharedLookup(node.call, first, floats[0], others[0])
+
+
+def _is_float(record: Record) -> bool:
+    return dtype_named(record.dtype).kind is Kind.FLOAT
 
 
 def _first_row(record: Record) -> int | None:
@@ -124,7 +135,7 @@ def _handed_on(
         try:
             given = {
                 slot: _load(archive, program.records[node.takes[slot]])
-                for slot in (_PLACES, _TABLE)
+                for slot in (lookup.places, lookup.table)
             }
             if torch.equal(lookup.run(given)[_OUTPUT], _load(archive, record)):
                 slot = next(slot for slot, each in takers[0].takes.items() if each == leaf)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.shadows.fingerprints import same_elements
@@ -35,6 +36,14 @@ class ShownEffect:
 
     def is_same(self, other: ShownEffect) -> bool:
         return self.quantity.is_same(other.quantity)
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether it is what float64 leaves of terms that cancel."""
+        try:
+            return self.quantity.is_nothing
+        except DumpcmpError:
+            return False
 
 
 _TERMS = "what the ranks return are terms of {}, and nothing that was recorded adds them up"
@@ -231,6 +240,8 @@ class _OverRanks:
 
     def _is_of_whole(self, part: ShownEffect) -> bool:
         named = [each for each in self.wholes if _same_name(each, part)]
+        if any(each.is_nothing for each in named):
+            return part.is_nothing
         try:
             return any(each.is_same(part) or _is_slice(part, each) for each in named) or any(
                 each.is_same(part) or _is_slice(part, each)
@@ -241,6 +252,8 @@ class _OverRanks:
             return False
 
     def _is_covered(self, its: ShownEffect, shown: Sequence[ShownEffect]) -> bool:
+        if its.is_nothing:
+            return all(mine.is_nothing for mine in self.parts if _same_name(its, mine))
         for mine in sorted(shown, key=lambda each: not _same_name(its, each)):
             if its.is_same(mine):
                 return True
@@ -291,13 +304,32 @@ def _is_smaller(part: ShownEffect, whole: ShownEffect) -> bool:
 
 
 def _are_terms(parts: Sequence[ShownEffect], whole: ShownEffect) -> bool:
-    """Whether the whole is the sum or the mean of what ranks have."""
+    """Whether the whole, or each slice of it, is the sum or the mean of what some ranks have."""
     try:
-        found = [each.quantity.tensor for each in parts]
-        shape = whole.quantity.tensor.shape
-        if len(found) < 2 or any(each.shape != shape for each in found):
+        found = [each.quantity.tensor for each in sorted(parts, key=lambda each: each.place)]
+        if len(found) < 2 or len({each.shape for each in found}) > 1:
             return False
-        total = torch.stack(found).sum(0)
-        return any(same_elements(total / share, whole.quantity.tensor) for share in (1, len(found)))
+        return any(_add_up(groups, whole.quantity.tensor) for groups in _groupings(found))
     except DumpcmpError:
         return False
+
+
+def _groupings(terms: Sequence[Tensor]) -> Iterator[list[Sequence[Tensor]]]:
+    """All together, neighbouring ranks, or every so-many-th: as the axes of a mesh group them."""
+    for size in range(len(terms), 1, -1):
+        if len(terms) % size == 0:
+            stride = len(terms) // size
+            yield [terms[at : at + size] for at in range(0, len(terms), size)]
+            yield [terms[at::stride] for at in range(stride)]
+
+
+def _add_up(groups: Sequence[Sequence[Tensor]], whole: Tensor) -> bool:
+    sums = [torch.stack(list(group)).sum(0) for group in groups]
+    for share in (1, len(groups[0])):
+        parts = [Quantity(_tensor=each / share) for each in sums]
+        if all(part.tensor.shape == whole.shape for part in parts):
+            if all(same_elements(part.tensor, whole) for part in parts):
+                return True
+        elif is_covered_in_order(Marginals(whole), parts):
+            return True
+    return False

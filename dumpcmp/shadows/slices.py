@@ -53,6 +53,15 @@ class Marginals:
         """Each dim that can be cut, and its size."""
         return ((dim, size) for dim, size in enumerate(self._wide.shape) if size > 1)
 
+    def size_of(self, dim: int) -> int:
+        return self._wide.shape[dim]
+
+    def is_nothing(self, dim: int, indices: Iterable[int]) -> bool:
+        """Whether at these indices nothing stands, beside what stands elsewhere."""
+        sizes = self.along(dim)[0]
+        least = same() * float(sizes.mean())
+        return all(float(sizes[at]) <= least for at in indices)
+
     def is_selected_from(self, whole: Marginals) -> bool:
         """Whether it is some indices of one dim of `whole`, by their sums, in whatever order."""
         shape, other = self._wide.shape, whole._wide.shape
@@ -95,12 +104,15 @@ class Marginals:
         (dim,) = unequal
         own, held = Marginals(part).along(dim), self.along(dim)
         room = (2 * same() * own[0].clamp(min=float(own[0].mean()))).tolist()
-        wanted, found = own.T.tolist(), enumerate(held.T.tolist())
+        wanted, found = own.T.tolist(), list(enumerate(held.T.tolist()))
         indices = []
+        used = set[int]()
         for least, sums in zip(room, wanted, strict=True):
-            place = next((at for at, other in found if _are_near(sums, other, least)), None)
+            near = [at for at, other in found if _are_near(sums, other, least)]
+            place = next((at for at in near if at not in used), None)
             if place is None:
                 return None
+            used.add(place)
             indices.append(place)
         chosen = self.tensor.index_select(dim, torch.tensor(indices, device=self.tensor.device))
         return (dim, indices) if same_elements(part, chosen) else None
@@ -172,8 +184,21 @@ def is_covered(whole: Marginals, parts: Iterable[Fingerprint]) -> bool:
 
 
 def is_covered_in_order(whole: Marginals, parts: Iterable[Quantity]) -> bool:
-    """Whether `parts` have indices of one dim of `whole` in their order, and together all."""
-    return _are_all(whole, (place for part in parts for place in whole.places_in_order(part)))
+    """Whether `parts` have indices of one dim of `whole` in their order, and together all.
+
+    Where nothing but what float64 leaves of zero stands, one index is as good as another.
+    """
+    left = {dim: set(range(size)) for dim, size in whole.dims}
+    found = dict.fromkeys(left, 0)
+    for part in parts:
+        for dim, indices in whole.places_in_order(part):
+            left[dim] -= set(indices)
+            found[dim] += len(indices)
+            if not left[dim] or (
+                found[dim] >= whole.size_of(dim) and whole.is_nothing(dim, left[dim])
+            ):
+                return True
+    return False
 
 
 def _are_all(whole: Marginals, places: Iterable[tuple[int, Iterable[int]]]) -> bool:

@@ -23,6 +23,7 @@ from dumpcmp.shadows.slices import Marginals, is_covered
 
 _SEEN = 4096  # elements of a leaf that are looked at
 _WHOLE = "output.0"
+_MOST_ROUNDED = 2.0**-4  # of its size: what a short dtype and a loss leave of a gradient's digits
 NameInProgram = tuple[str, int, str]  # of a value within its step
 
 
@@ -129,10 +130,27 @@ class Start:
         """The quantity of a leaf of the target: what was recorded."""
         record = shadow.record(value)
         found = self.book.leaf(identity(record), partial(load, shadow.archive, record))
-        self._targets.setdefault(_name(shadow.program, value), []).append(value)
+        name = _name(shadow.program, value)
+        found = self._as_on_other_ranks(name, record, found)
+        self._targets.setdefault(name, []).append(value)
         self._of_target[value], self._records[value] = found, record
         self._known.add(id(found))
         return found
+
+    def _as_on_other_ranks(self, name: NameInProgram, record: Record, own: Quantity) -> Quantity:
+        """What a loss gave on another rank, if this rank's is that but for rounding."""
+        if name[0] != "gradient":
+            return own
+        for other in self._targets.get(name, ()):
+            known = self._of_target[other]
+            try:
+                if self._records[other].shape == record.shape and _is_near(
+                    known.tensor, own.tensor
+                ):
+                    return known
+            except DumpcmpError:
+                continue
+        return own
 
     def of_golden(self, shadow: Shadow, value: ValueId) -> Quantity:
         """The same of golden: the target's quantity, where it is the target's leaf."""
@@ -143,7 +161,7 @@ class Start:
             or (_has_own_numbers(found) and self._is_swapped(shadow, value))
         ):
             return found
-        if (whole := self._assembled(shadow, value)) is not None:
+        if whole := self._assembled(shadow, value) or self._given_in_parts(shadow, value):
             return whole
         pair = self._pair(shadow, value, record)
         if pair is None or (pair.relation is Relation.OTHER and shadow.is_constant(value)):
@@ -165,6 +183,32 @@ class Start:
         order = self._order_of_parts(shadow, value, found)
         expression = "assembled", found.dim, order, tuple(map(id, parts.values()))
         run = partial(_joined, found.dim, order)
+        made = self.book.computed(expression, lambda: Application(run, parts, {_WHOLE: _unread}))
+        return made[_WHOLE]
+
+    def _given_in_parts(self, shadow: Shadow, value: ValueId) -> Quantity | None:
+        """A gradient that a loss gave, by what losses gave on the target's ranks, put together.
+
+        A loss that is a mean over a rank's own data gives so many times more as there are ranks.
+        """
+        name = _name(shadow.program, value)
+        held = [(other, self._records[other]) for other in self._targets.get(name, ())]
+        if not value.key.slot.is_gradient or len(held) < 2:
+            return None
+        found = assembled(shadow.record(value).shape, held)
+        if found is None:
+            return None
+        parts = {str(at): self._of_target[part.value] for at, part in enumerate(found.parts)}
+        try:
+            golden = shadow.loader(value)()
+            whole = _joined(found.dim, None, {n: each.tensor for n, each in parts.items()})[_WHOLE]
+        except DumpcmpError:
+            return None
+        share = next((s for s in (1, len(parts)) if _is_near(golden, whole / s)), None)
+        if share is None:
+            return None
+        expression = "given in parts", found.dim, share, tuple(map(id, parts.values()))
+        run = partial(_joined, found.dim, None, share=share)
         made = self.book.computed(expression, lambda: Application(run, parts, {_WHOLE: _unread}))
         return made[_WHOLE]
 
@@ -333,10 +377,16 @@ def _are_casts(golden: Tensor, target: Tensor, dtypes: tuple[str, str]) -> bool:
     return torch.equal(golden.to(short), target.to(short))
 
 
+def _is_near(one: Tensor, other: Tensor) -> bool:
+    """Whether two gradients are one but for what rounding before a loss may have made of it."""
+    return float((one - other).norm()) <= _MOST_ROUNDED * float(one.norm())
+
+
 def _joined(
-    dim: int, order: tuple[int, ...] | None, given: Mapping[str, Tensor]
+    dim: int, order: tuple[int, ...] | None, given: Mapping[str, Tensor], share: int = 1
 ) -> dict[str, Tensor]:
     whole = torch.cat([given[str(at)] for at in range(len(given))], dim)
+    whole = whole / share if share > 1 else whole
     return {_WHOLE: whole if order is None else whole.index_select(dim, torch.tensor(order))}
 
 

@@ -21,6 +21,7 @@ from dumpcmp.nouns.spoken import counted
 from dumpcmp.nouns.value import DTYPES
 from dumpcmp.replay.rating import Rerun
 from dumpcmp.shadows.copied_values import with_copies
+from dumpcmp.shadows.local_shapes import with_local_shapes
 from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId, read_ranks
 from dumpcmp.shadows.quantities import tensor_of
 from dumpcmp.shadows.rewritten_memory import with_writes
@@ -172,7 +173,7 @@ def read_program(
     apart = Program(model, step, nodes, records, effects, gradients, places, unlinked, num)
     if num > 1:
         apart = with_shared_weights(archive, apart)
-    joined = replace(apart, nodes=_Joining(apart).nodes())
+    joined = with_local_shapes(replace(apart, nodes=_Joining(apart).nodes()))
     program = with_shared_terms(with_shared_tables(archive, joined))
     for across in (True, False):
         if found := in_order_of_use(with_copies(archive, program, across)):

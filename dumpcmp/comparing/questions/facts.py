@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from operator import or_
 
 from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.batches import run_batched
@@ -34,7 +35,7 @@ from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.shadows.kernel_checks import load_value
 from dumpcmp.shadows.kernel_regions import check_regions, is_compiled
 from dumpcmp.shadows.program import Node, Program, ValueId
-from dumpcmp.shadows.proving import ProofAnswer, ProofFinding, _signature
+from dumpcmp.shadows.proving import Proof, ProofAnswer, ProofFinding, _signature
 from dumpcmp.shadows.rewritten_memory import written_outside
 
 _NO_CHECK = Replay()
@@ -534,13 +535,18 @@ class Facts:
         return check._replace(amplification=check.inherited / max(apart))
 
     def _is_shown(self, pair: Pair) -> bool:
-        """Whether what depends on a value is shown to be the same on both sides."""
+        """Whether what depends on a value is shown to be the same on both sides.
+
+        On one of them nothing may depend on it.
+        """
         places = [
             (run is self.golden, place)
             for run, key in self._sides(pair)
             for place in run.places(key)
         ]
-        return bool(places) and all(place in self._shown[side] for side, place in places)
+        shown = [place in self._shown[side] for side, place in places]
+        unused = (place in self._unused[side] for side, place in places)
+        return any(shown) and all(map(or_, shown, unused))
 
     def _is_parted(self, pair: Pair) -> bool:
         """Whether it is known where the programs of its step part."""
@@ -560,14 +566,17 @@ class Facts:
 
     @cached_property
     def _shown(self) -> dict[bool, set[ValueId]]:
-        return {
-            is_golden: {
-                value
-                for step in self.steps
-                for value in step.proof.shown.get("golden" if is_golden else "target", ())
-            }
-            for is_golden in (True, False)
-        }
+        return {side: self._of_steps(lambda proof: proof.shown, side) for side in (True, False)}
+
+    @cached_property
+    def _unused(self) -> dict[bool, set[ValueId]]:
+        return {side: self._of_steps(lambda proof: proof.unused, side) for side in (True, False)}
+
+    def _of_steps(
+        self, values: Callable[[Proof], Mapping[str, set[ValueId]]], is_golden: bool
+    ) -> set[ValueId]:
+        side = "golden" if is_golden else "target"
+        return {value for step in self.steps for value in values(step.proof).get(side, ())}
 
     @cached_property
     def _left(self) -> dict[bool, set[ValueId]]:

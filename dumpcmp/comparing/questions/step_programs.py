@@ -151,9 +151,8 @@ class Programs:
         if not asked.shadows:
             return None
         ours, theirs = asked.shadows
-        is_whole = all(shadow.program.is_whole for shadow in (ours, theirs))
-        golden.add(ours.program, ours.quantities, has_gradients=is_whole)
-        target.add(theirs.program, theirs.quantities, has_gradients=is_whole)
+        golden.add(ours.program, ours.quantities, has_gradients=True)
+        target.add(theirs.program, theirs.quantities, has_gradients=True)
         return StepPrograms(ours.program, theirs.program, proof)
 
 

@@ -281,7 +281,8 @@ class Judging:
         if judgement.why is Why.REPLICAS and all(each.is_near for each in before):
             return ValueState(judgement, Taint.FAULT, one.pair, is_flipped, False)
         is_right = _is_shown(one)
-        if one.meaning is Meaning.OTHER and (one.is_shown or one.is_parted):
+        is_other = one.meaning is Meaning.OTHER and one.is_parted
+        if is_other or (one.meaning is not Meaning.SAME and one.is_shown):
             where = "they part elsewhere" if one.is_parted else "no effect depends on that"
             said = f"{judgement.reason}; the programs compute something else here, and {where}"
             other = replace(judgement, verdict=Verdict.COVERED, reason=said)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dumpcmp.nouns.arithmetic import Collective
+from dumpcmp.nouns.key import AFTER
 from dumpcmp.nouns.record import Call, Phase
 from dumpcmp.nouns.spoken import counted, plural
 from dumpcmp.pytorch.imports import once_imported
@@ -228,7 +229,7 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if step.scopes.is_open:
             yield
             return
-        mark, phase = ("@after", Phase.FORWARD)
+        mark, phase = (AFTER, Phase.FORWARD)
         if _is_backward():
             mark, phase = ("@backward", Phase.BACKWARD)
         scopes = self._scopes.setdefault(step, {})
