@@ -143,18 +143,21 @@ def _arranged(archive: Archive, program: Program, leaf: ValueId, used: _Use) -> 
     """How `leaf` was made of the last value of its rank that has its elements, in parts."""
     record = program.records[leaf]
     wanted: Tensor | None = None
-    made = [(value, node.call) for value, node in program.producers.items()]
+    made = [
+        (value, node.call)
+        for value, node in program.producers.items()
+        if node.call.order < used.order
+    ]
     losses = (program.gradients.get(effect.value) for effect in program.effects)
     given = [(g, used.call) for g in losses if g is not None and g not in program.producers]
     for value, maker in (*reversed(made), *given):
         source = program.records[value]
         if value.rank != leaf.rank or value == leaf or maker is None:
             continue
-        if maker is not used.call and maker.order >= used.order:
-            continue
         if source.dtype != record.dtype or source.kept is not Kept.FULL:
             continue
-        ways = list(ways_to_cut(source.shape, record.shape, used.slot))
+        is_part = bool(record.layout)
+        ways = list(ways_to_cut(source.shape, record.shape, used.slot, is_uneven=is_part))
         if not ways:
             continue
         try:
@@ -173,19 +176,22 @@ def _arranged(archive: Archive, program: Program, leaf: ValueId, used: _Use) -> 
 
 
 def ways_to_cut(
-    before: tuple[int, ...], after: tuple[int, ...], slot: str
+    before: tuple[int, ...], after: tuple[int, ...], slot: str, *, is_uneven: bool = False
 ) -> Iterator[Rechunked | CutOut]:
-    """In which ways a value of one shape may have been made of one of another shape."""
+    """In which ways a value of one shape may have been made of one of another shape.
+
+    The last of several parts may be shorter, where a layout says that it is one.
+    """
     if (how := _chunks(before, after)) is not None:
         yield Rechunked(*how, slot)
     unequal = [d for d, sizes in enumerate(zip(before, after, strict=False)) if len({*sizes}) > 1]
     if len(before) == len(after) and len(unequal) == 1:
         (dim,) = unequal
         last = before[dim] - after[dim]
-        firsts = range(0, last + 1, after[dim]) if after[dim] else ()
-        for first in dict.fromkeys((*firsts, last)):  # the last part may be shorter
-            if first >= 0:
-                yield CutOut(dim, first, after[dim], slot)
+        if last < 0 or not after[dim] or (before[dim] % after[dim] and not is_uneven):
+            return
+        for first in dict.fromkeys((*range(0, last + 1, after[dim]), last)):
+            yield CutOut(dim, first, after[dim], slot)
 
 
 def _chunks(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, int, int] | None:
