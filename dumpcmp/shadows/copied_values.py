@@ -109,8 +109,10 @@ def _copies(archive: Archive, program: Program, across: bool) -> Iterator[Node]:
         found = _bytes(record)
         if found is None or leaf.key.slot.is_weight or used is None:
             continue
-        known = [(v, n) for v, n in made.get(found, ()) if v.key.step == leaf.key.step]
-        own = [v for v, n in known if v.rank == leaf.rank and n.call.order < used.order]
+        is_whole = program.num_parts > 1  # microbatches hand each other on what they are sent
+        known = [(v, n) for v, n in made.get(found, ()) if is_whole or v.key.step == leaf.key.step]
+        now = leaf.key.step, used.order
+        own = [v for v, n in known if v.rank == leaf.rank and (v.key.step, n.call.order) < now]
         others = [v for v, _ in known if across and v.rank != leaf.rank]
         source = next(iter([*own[-1:], *others]), None)
         if source is None and len(program.ranks) > 1:

@@ -49,7 +49,7 @@ class OwnOperation(Protocol):
 
 
 @runtime_checkable
-class RatedOperation(Protocol):
+class RatedOperation(OwnOperation, Protocol):
     """Such an operation whose terms may cancel."""
 
     def rated(self, given: Mapping[str, Tensor]) -> Rerun: ...  # run, and how well determined it is
@@ -238,6 +238,8 @@ class _RankReader:
                 value = key.site.key(key.slot.value)
                 if value in self.held:
                     yield self.value(value), self.value(key)
+                elif value.slot.is_weight:  # which was recorded in another step
+                    yield ValueId(self.rank, value), self.value(key)
 
     def effects(self) -> Iterator[StepEffect]:
         for key in self.held:

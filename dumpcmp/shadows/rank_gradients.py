@@ -23,7 +23,7 @@ from dumpcmp.nouns.record import Call, Kept, Phase
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.rating import Rerun
-from dumpcmp.shadows.copied_values import ways_to_cut
+from dumpcmp.shadows.copied_values import Copy, ways_to_cut
 from dumpcmp.shadows.gradient_sums import (
     GradientSum,
     LoadRecorded,
@@ -74,11 +74,12 @@ class ReducedGradient:
     sums: tuple[tuple[int, OwnOperation], ...]  # what the calls of each rank hand back
     how: Reduction
     part: GradientPart | None = None
+    share: int = 1  # what they divide by besides: the number of microbatches
 
     @property
     def expression(self) -> Hashable:
         asked = tuple((rank, one.expression) for rank, one in self.sums)
-        return "reduced gradient", self.how, self.part, asked
+        return "reduced gradient", self.how, self.part, self.share, asked
 
     @property
     def slot(self) -> str:
@@ -132,7 +133,7 @@ class ReducedGradient:
     def _reduced(self, found: Sequence[Tensor]) -> Tensor:
         if self.how is Reduction.JOINED and self.part is not None:
             return torch.cat(list(found), self.part.dim)
-        whole = torch.stack(list(found)).sum(0)
+        whole = torch.stack(list(found)).sum(0) / self.share
         if self.how is Reduction.MEAN:
             whole = whole / len(found)
         return whole if self.part is None else whole.narrow(*self.part)
@@ -472,8 +473,13 @@ class _Relating:
 
     def _by_calls(self, gradient: ValueId, local: Node) -> Iterator[Node]:
         yield local
-        for group in self._groups(gradient.rank):
-            yield from self._reductions(gradient, local, self._of_ranks(gradient, local, group))
+        shares = dict.fromkeys((1, self.program.num_parts))
+        for share in shares:
+            if share > 1:
+                yield _reduced(gradient, [local], Reduction.OWN, None, share)
+            for group in self._groups(gradient.rank):
+                some = self._of_ranks(gradient, local, group)
+                yield from self._reductions(gradient, local, some, share)
 
     def _region(
         self, value: ValueId, gradient: ValueId, *, on_own_rank: bool = True
@@ -602,18 +608,20 @@ class _Relating:
                     break
         return None
 
-    def _reductions(self, gradient: ValueId, local: Node, some: Sequence[Node]) -> Iterator[Node]:
+    def _reductions(
+        self, gradient: ValueId, local: Node, some: Sequence[Node], share: int = 1
+    ) -> Iterator[Node]:
         """What ranks may have made of what calls hand back on each of them."""
         shape, whole = self.program.records[gradient].shape, self._shape_of(local)
         if shape == whole:
             for how in (Reduction.MEAN, Reduction.SUM):
-                yield _reduced(gradient, some, how, None)
+                yield _reduced(gradient, some, how, None, share)
         for part in _parts(whole, shape):
-            yield _reduced(gradient, [local], Reduction.OWN, part)
+            yield _reduced(gradient, [local], Reduction.OWN, part, share)
             for how in (Reduction.MEAN, Reduction.SUM):
-                yield _reduced(gradient, some, how, part)
+                yield _reduced(gradient, some, how, part, share)
         for part in _parts(shape, whole):
-            yield _reduced(gradient, some, Reduction.JOINED, part._replace(first=0))
+            yield _reduced(gradient, some, Reduction.JOINED, part._replace(first=0), share)
             break
 
     def _of_ranks(self, gradient: ValueId, local: Node, group: Sequence[int]) -> list[Node]:
@@ -641,7 +649,11 @@ class _Relating:
 
 
 def _reduced(
-    gradient: ValueId, nodes: Sequence[Node], how: Reduction, part: GradientPart | None
+    gradient: ValueId,
+    nodes: Sequence[Node],
+    how: Reduction,
+    part: GradientPart | None,
+    share: int = 1,
 ) -> Node:
     sums = []
     takes: dict[str, ValueId] = {}
@@ -649,7 +661,7 @@ def _reduced(
         assert node.own is not None
         sums.append((node.rank, node.own))
         takes |= {f"{node.rank}: {slot}": value for slot, value in node.takes.items()}
-    own = ReducedGradient(tuple(sums), how, part)
+    own = ReducedGradient(tuple(sums), how, part, share)
     mine = next((node for node in nodes if node.rank == gradient.rank), nodes[0])
     return Node(gradient.rank, mine.call, takes, {_OUTPUT: gradient}, own)
 

@@ -164,7 +164,7 @@ class Shadow:
 
     def _level(self, value: ValueId, own: RatedOperation) -> None:
         made = self.quantities[value].application
-        if made is not None:
+        if made is not None and made.run == own.run:  # and not what the other run makes of others
             made.level = own.level
 
     def _apply(self, node: Node, function: ReplayFunction, inputs: Mapping[str, Quantity]) -> None:

@@ -18,6 +18,23 @@ from dumpcmp.shadows.program import Node, Program, ValueId
 _Gradients = Mapping[ValueId, list[ValueId]]  # of a weight: as each microbatch left it
 
 
+def with_named_weights(program: Program) -> Program:
+    """`program`, in which gradients are of weights that one of its steps has recorded."""
+    named = {
+        (value.rank, value.key.op, value.key.slot): value
+        for value in reversed(list(program.records))
+        if value.key.slot.is_weight
+    }
+    found: dict[ValueId, ValueId] = {}
+    for value, gradient in program.gradients.items():
+        known = value if value in program.records else named.get(
+            (value.rank, value.key.op, value.key.slot)
+        )  # fmt: skip
+        if known is not None:
+            found[known] = gradient
+    return replace(program, gradients=found)
+
+
 def with_shared_weights(archive: Archive, program: Program) -> Program:
     """`program`, in which all microbatches take the same weights, and weights have one gradient.
 

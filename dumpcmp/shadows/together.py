@@ -27,7 +27,7 @@ from dumpcmp.shadows.quantities import tensor_of
 from dumpcmp.shadows.rewritten_memory import with_writes
 from dumpcmp.shadows.shared_tables import with_shared_tables
 from dumpcmp.shadows.shared_terms import with_shared_terms
-from dumpcmp.shadows.shared_weights import with_shared_weights
+from dumpcmp.shadows.shared_weights import with_named_weights, with_shared_weights
 from dumpcmp.shadows.written_moments import with_written_moments
 
 _COLLECTIVES = frozenset(Collective)
@@ -162,7 +162,8 @@ def read_program(
         for rank in read_ranks(archive, *one)
     ]
     if len(ranks) == 1:
-        return in_order_of_use(with_copies(archive, ranks[0])) or ranks[0]
+        alone = with_named_weights(ranks[0])
+        return in_order_of_use(with_copies(archive, alone)) or alone
     records = {value: record for rank in ranks for value, record in rank.records.items()}
     nodes = [node for rank in ranks for node in rank.nodes]
     effects: list[StepEffect] = [effect for rank in ranks for effect in rank.effects]
@@ -170,7 +171,9 @@ def read_program(
     places = {place: value for rank in ranks for place, value in rank.places.items()}
     unlinked = next((rank.unlinked for rank in ranks if rank.unlinked), "")
     num = len({each for _, each in parts}) or 1
-    apart = Program(model, step, nodes, records, effects, gradients, places, unlinked, num)
+    apart = with_named_weights(
+        Program(model, step, nodes, records, effects, gradients, places, unlinked, num)
+    )
     if num > 1:
         apart = with_shared_weights(archive, apart)
     joined = with_local_shapes(replace(apart, nodes=_Joining(apart).nodes()))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.side import Side, StepName
+from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key, Op, Slot
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.selection import Io, Level
@@ -144,8 +145,8 @@ class Programs:
         )
         try:
             self._before[one[0]] = one[1], asked.ask(one, other)
-        except Exception as error:  # whatever it is: what is compared by rows is judged by rows
-            self.remarks[f"the programs could not be run in float64: {error!r}"] = None
+        except DumpcmpError as error:  # what is compared by rows is judged by rows
+            self.remarks[f"the programs could not be run in float64: {error.message}"] = None
             return None
         self.remarks |= dict.fromkeys(proof.remarks)
         if not asked.shadows:
