@@ -12,6 +12,9 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dumpcmp.archive.copies import copied_here
 from dumpcmp.importing.foreign import (
     ArraySource,
@@ -142,8 +145,11 @@ class TorchFile(ForeignFile):
         return Foreign(self.path, name, dtype, shape, _trouble(tensor, dtype))
 
     def source(self, value: Foreign) -> ArraySource:
+        return ArraySource(self.bits(value))
+
+    def bits(self, value: Foreign) -> NDArray[np.generic]:
         try:
-            return ArraySource(value_of(self._tensors[value.name]).bits)
+            return value_of(self._tensors[value.name]).bits
         except (RuntimeError, TypeError, DumpcmpError) as error:
             said = str(error).partition("\n")[0]
             raise self.wrong(f"{value.name or 'its tensor'} cannot be read: {said}") from None
