@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.taps.distributed.ranks import layout, microbatch, set_rank
     from dumpcmp.taps.onnx.sessions import OnnxSettings
     from dumpcmp.taps.recording.padding import padded
+    from dumpcmp.weights import WeightReport, WeightRow, WeightVerdict, compare_weights
     from dumpcmp.verifying import (
         Report, VerifyConfig, run_and_compare, same, verify, verify_correctness, verifying_backend,
     )  # fmt: skip
@@ -60,9 +61,11 @@ __all__ = [
     "Origin", "Outcome", "Page", "PartitionConfig", "PartitionError", "Proposal", "Record",
     "ReferenceChecker", "Replay", "Report", "Repro", "Retention", "RoundingChecker", "Row",
     "SelectionError", "Slot", "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError",
-    "VerificationWarning", "VerifyConfig", "Why", "__version__", "activations", "audit", "capture",
+    "VerificationWarning", "VerifyConfig", "WeightReport", "WeightRow", "WeightVerdict", "Why",
+    "__version__", "activations", "audit", "capture",
     "capture_onnx",
-    "check", "check_golden", "check_partition_options", "compact", "compare", "compiled_backend",
+    "check", "check_golden", "check_partition_options", "compact", "compare", "compare_weights",
+    "compiled_backend",
     "explain", "fx_backend", "graft", "graft_all", "import_dump", "layout", "microbatch",
     "pack_golden", "padded", "page", "propose_mapping", "reference", "register_annotation", "repro",
     "run_and_compare", "same", "save", "set_rank", "verify", "verify_correctness", "verify_graph",
@@ -107,6 +110,7 @@ _HOMES = {
     "taps.distributed.ranks": "layout microbatch set_rank",
     "taps.onnx.sessions": "OnnxSettings",
     "taps.recording.padding": "padded",
+    "weights": "WeightReport WeightRow WeightVerdict compare_weights",
     "verifying": "Report VerifyConfig run_and_compare same verify verify_correctness "
     "verifying_backend",
 }

@@ -89,7 +89,7 @@ class ForeignFile(ABC):
     def bits(self, value: Foreign) -> NDArray[np.generic]:
         """The elements as bits of their storage type, mapped where the file allows it."""
         room = np.empty(value.nbytes, np.uint8)
-        self.source(value).copy_into(memoryview(room))
+        self.source(value).copy_into(room.data)
         return room.view(DTYPES[value.dtype].storage).reshape(value.shape)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Use case: are the weights that a program has loaded those of its checkpoint?"""
+"""Use case: whether the weights that a program has loaded are those of its checkpoint."""
 
 from dumpcmp.weights.comparing_weights import compare_weights as compare_weights
 from dumpcmp.weights.weight_rows import WeightReport as WeightReport

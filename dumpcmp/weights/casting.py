@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.value import DTYPES
-from dumpcmp.weights.matrices import Block
+from dumpcmp.weights.matrices import RowBlock
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _BETWEEN = (torch.bfloat16, torch.float16, torch.float32)
@@ -39,7 +39,7 @@ def casts(golden: torch.dtype, target: torch.dtype) -> Iterator[Cast]:
         yield from (Cast(target, via) for via in _BETWEEN if via not in (golden, target))
 
 
-def matching(golden: Block, mine: Block, cast: Cast) -> Tensor:
+def matching(golden: RowBlock, mine: RowBlock, cast: Cast) -> Tensor:
     """Which elements of mine are golden's. One side or both may have been codes with a scale.
 
     Without scales they must have the bits of the cast. A code must be the nearest to golden: it is

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,10 @@ from dumpcmp.weights.casting import Cast, matching
 from dumpcmp.weights.checkpoint_files import Checkpoint, Weight, opened_weights
 from dumpcmp.weights.matrices import Matrix, flat_shape, matrices, portion_matrix, scale_of
 from dumpcmp.weights.measured_weights import WeightMeasure, blocks, measure
-from dumpcmp.weights.row_layouts import PADDING, Fit, RowLayout, Stacked, agreeing, best_fit
-from dumpcmp.weights.weight_faults import Fault, fault_of
+from dumpcmp.weights.row_layouts import PADDING, RowLayout, Stacked, WeightFit, agreeing, best_fit
+from dumpcmp.weights.weight_faults import WeightFault, fault_of
 from dumpcmp.weights.weight_lookup import WeightLookup
-from dumpcmp.weights.weight_names import Composition, Portion, WeightNames, plain_name
+from dumpcmp.weights.weight_names import Composition, WeightNames, WeightPart, plain_name
 from dumpcmp.weights.weight_rows import ALLOWED, WeightReport, WeightRow, WeightVerdict
 
 _OF_ACTIVATIONS = re.compile(r".*[._](?:input|output|activation|act|q|k|v|kv)_scale(?:_inv)?")
@@ -80,11 +81,11 @@ class _Covered:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _Beside:
     """A weight of one rank beside one composition: its fits, sheet by sheet, and their measures."""
 
     composition: Composition
-    fits: tuple[Fit, ...]
+    fits: tuple[WeightFit, ...]
     measures: tuple[WeightMeasure, ...]
 
     @property
@@ -111,6 +112,7 @@ class _Comparison:
         self._covered: dict[str, _Covered] = {}
         self._scales: tuple[set[str], set[str]] = (set(), set())  # used with codes, of either side
         self._by_shape: dict[tuple[int, ...], list[tuple[str, Composition]]] = defaultdict(list)
+        self._pieces: dict[str, dict[int, int]] = defaultdict(dict)  # which one each rank has
         self._remarks: list[str] = []
 
     @property
@@ -161,6 +163,8 @@ class _Comparison:
         ranks = self._mine.weights[name]
         rows = [self._of_rank(weight) for weight in ranks.values()]
         worst = max(rows, key=lambda row: row.severity)
+        if told := _out_of_order(self._pieces.pop(name, {})):
+            return replace(worst, verdict=WeightVerdict.PERMUTED, detail=told, is_meant=False)
         if len(rows) > 1 and worst.fails:
             at = [rank for rank, row in zip(ranks, rows, strict=True) if row.fails]
             worst = replace(worst, detail=f"{worst.detail} (rank {spans(at, 4)})")
@@ -180,6 +184,8 @@ class _Comparison:
         if lost := [self._weights[name] for name in names if self._weights[name].problem]:
             return replace(row, detail=f"golden's {lost[0].name}: {lost[0].problem}", golden=names)
         self._cover(judged)
+        if judged.fits[0].layout.shards > 1:
+            self._pieces[weight.name][weight.rank] = judged.fits[0].layout.shard
         self._by_shape[weight.shape].append((weight.name, judged.composition))
         return _told(row, judged, names, self._fault(weight, judged))
 
@@ -197,35 +203,38 @@ class _Comparison:
         ranks = self._mine.weights.get(name)
         return flat_shape(_of_lowest(ranks).shape)[0] if ranks else 0
 
-    def _judged(self, weight: Weight) -> _Judged | None:
+    def _judged(self, weight: Weight) -> _Beside | None:
         """What the weight is made of: by its name, or else by its values."""
-        best: _Judged | None = None
-        for composition in self._candidates(weight):
-            for is_scaled in self._scalings(weight, composition):
-                found = self._measured(weight, composition, is_scaled)
-                if found is not None and (best is None or found.closeness > best.closeness):
-                    best = found
-                if best is not None and best.matches:
-                    return best
+        best: _Beside | None = None
+        for candidates in (self._by_name, self._by_values):
+            for composition in candidates(weight):
+                for is_scaled in self._scalings(weight, composition):
+                    found = self._measured(weight, composition, is_scaled)
+                    if found is not None and (best is None or found.closeness > best.closeness):
+                        best = found
+                    if best is not None and best.matches:
+                        return best
+            if best is not None:
+                return best
         return best
 
-    def _candidates(self, weight: Weight) -> Iterator[Composition]:
-        fitting = False
+    def _by_name(self, weight: Weight) -> Iterator[Composition]:
         for composition in self._names.compositions(weight.name, self._rows_of):
             if any(self._weights[p.name].problem for group in composition for p in group):
                 yield composition
                 return
-            fitting = True
             yield composition
             yield from self._by_experts(weight, composition)
-        if fitting and self._names.find(weight.name):
+
+    def _by_values(self, weight: Weight) -> Iterator[Composition]:
+        if self._names.find(weight.name):
             return
         sheet = matrices(weight, scale_of(weight, self._mine.weights))[0]
         known = self._lookup.same_as(sheet)
         for name in sorted(known, key=lambda name: name in self._covered):
-            yield ((Portion(name),),)
-        if composition := self._lookup.composition_of(sheet):
-            yield composition
+            yield ((WeightPart(name),),)
+        if merged := self._lookup.composition_of(sheet):
+            yield merged
 
     def _by_experts(self, weight: Weight, composition: Composition) -> Iterator[Composition]:
         """The same expert by expert, where both sides have stacks that do not lie alike."""
@@ -252,9 +261,9 @@ class _Comparison:
 
     def _measured(
         self, weight: Weight, composition: Composition, is_scaled: bool
-    ) -> _Judged | None:
+    ) -> _Beside | None:
         if any(self._weights[p.name].problem for group in composition for p in group):
-            return _Judged(composition, (), ())
+            return _Beside(composition, (), ())
         per_expert = len(composition) > 1 or composition[0][0].expert is not None
         scale = scale_of(weight, self._mine.weights) if is_scaled else None
         sheets = matrices(weight, scale, per_expert=len(composition) > 1)
@@ -264,7 +273,7 @@ class _Comparison:
             return None
         if is_scaled:
             self._use_scales(weight, composition)
-        return _Judged(composition, fits, tuple(map(measure, fits)))
+        return _Beside(composition, fits, tuple(map(measure, fits)))
 
     def _use_scales(self, weight: Weight, composition: Composition) -> None:
         if scale := scale_of(weight, self._mine.weights):
@@ -274,7 +283,9 @@ class _Comparison:
                 if scale := scale_of(self._weights[portion.name], self._golden.weights):
                     self._scales[0].add(scale.name)
 
-    def _parts(self, group: Sequence[Portion], is_scaled: bool, per_expert: bool) -> list[Matrix]:
+    def _parts(
+        self, group: Sequence[WeightPart], is_scaled: bool, per_expert: bool
+    ) -> list[Matrix]:
         found = []
         for portion in group:
             weight = self._weights[portion.name]
@@ -285,7 +296,7 @@ class _Comparison:
 
     def _fits(
         self, weight: Weight, sheets: Sequence[Matrix], groups: Sequence[Sequence[Matrix]]
-    ) -> tuple[Fit, ...]:
+    ) -> tuple[WeightFit, ...]:
         """A fit for each sheet; that of the first says how all lie."""
         if not sheets or len(groups) % len(sheets):
             return ()
@@ -299,23 +310,23 @@ class _Comparison:
             return ()
         return (first, *(_alike(first, s, g) for s, g in zip(sheets[1:], own[1:], strict=True)))
 
-    def _fault(self, weight: Weight, judged: _Judged) -> Fault | None:
+    def _fault(self, weight: Weight, judged: _Beside) -> WeightFault | None:
         """Why it is not golden's; None if it is."""
         if judged.matches:
             return None
         bad = [i for i, found in enumerate(judged.measures) if not found.matches]
         fit, found = judged.fits[bad[0]], judged.measures[bad[0]]
         if found.mine_square and (told := self._stale(judged, bad)):
-            return Fault(WeightVerdict.STALE, told)
+            return WeightFault(WeightVerdict.STALE, told)
         if found.mine_square and (told := self._exchanged(weight, judged, bad)):
-            return Fault(WeightVerdict.PERMUTED, told)
+            return WeightFault(WeightVerdict.PERMUTED, told)
         fault = fault_of(fit, found)
         if len(judged.fits) > 1:
             told = f"expert {spans(bad, 4)} of {len(judged.fits)}: {fault.detail}"
-            return Fault(fault.verdict, told)
+            return WeightFault(fault.verdict, told)
         return fault
 
-    def _stale(self, judged: _Judged, bad: Sequence[int]) -> str:
+    def _stale(self, judged: _Beside, bad: Sequence[int]) -> str:
         """Where every wrong element is the older checkpoint's."""
         for i in bad:
             before = self._older_fit(judged, i)
@@ -326,7 +337,7 @@ class _Comparison:
         share = "all" if wrong == rows else f"{wrong} of {rows}"
         return f"it has the older checkpoint's values in {share} rows"
 
-    def _older_fit(self, judged: _Judged, number: int) -> Fit | None:
+    def _older_fit(self, judged: _Beside, number: int) -> WeightFit | None:
         """The same fit to the weights of the older checkpoint."""
         if self._older is None or self._older_names is None:
             return None
@@ -345,7 +356,7 @@ class _Comparison:
             golden = golden.columns_of(fit.layout.shard, fit.layout.shards)
         return replace(fit, golden=golden)
 
-    def _exchanged(self, weight: Weight, judged: _Judged, bad: Sequence[int]) -> str:
+    def _exchanged(self, weight: Weight, judged: _Beside, bad: Sequence[int]) -> str:
         """Whose values it has, where those are another weight's or another expert's."""
         if len(judged.fits) > 1:
             return _exchanged_experts(judged, bad)
@@ -363,10 +374,9 @@ class _Comparison:
             is_scaled = fit.golden.parts[0].scale is not None or fit.mine.scale is not None
             other = Stacked(self._parts(composition[0], is_scaled, False))
             moved = replace(fit, golden=other)
-            if [p.rows for p in other.parts] == [p.rows for p in fit.golden.parts]:
-                if agreeing(moved, np.arange(min(64, fit.mine.rows))) == 1:
-                    if measure(moved).matches:
-                        return f"it has the values that {name} should have"
+            is_alike = [p.rows for p in other.parts] == [p.rows for p in fit.golden.parts]
+            if is_alike and _matches(moved):
+                return f"it has the values that {name} should have"
         return ""
 
     def _compositions_of_shape(self, weight: Weight) -> Iterator[tuple[str, Composition]]:
@@ -377,7 +387,7 @@ class _Comparison:
                 if composition and len(composition) == 1:
                     yield name, composition
 
-    def _cover(self, judged: _Judged) -> None:
+    def _cover(self, judged: _Beside) -> None:
         for fit in judged.fits:
             first = 0
             for part in fit.golden.parts:
@@ -430,7 +440,7 @@ class _Comparison:
         whole = matrices(weight, None)[0]
         for name in self._lookup.same_as(whole):
             if name != weight.name and name in self._covered:
-                other = Fit(
+                other = WeightFit(
                     whole, Stacked([matrices(self._weights[name], None)[0]]),
                     RowLayout(np.arange(whole.rows)), Cast(whole.torch_dtype),
                 )  # fmt: skip
@@ -443,17 +453,28 @@ def _of_lowest(ranks: Mapping[int, Weight]) -> Weight:
     return ranks[min(ranks)]
 
 
-def _plain_fit(mine: Matrix, parts: Sequence[Matrix]) -> Fit | None:
-    """Row beside row, where there is one part of the same shape and dtype and it matches at once."""
+def _out_of_order(pieces: Mapping[int, int]) -> str:
+    """Where pieces do not lie on the ranks in order, once or again and again."""
+    held = [pieces[rank] for rank in sorted(pieces)]
+    first = min(held, default=0)
+    turns = [b for a, b in pairwise(held) if b < a]
+    if not held or (held[0] == first and all(piece == first for piece in turns)):
+        return ""
+    shown = ", ".join(map(str, held[:8])) + (", ..." if len(held) > 8 else "")
+    return f"its pieces lie on the ranks in the order {shown}"
+
+
+def _plain_fit(mine: Matrix, parts: Sequence[Matrix]) -> WeightFit | None:
+    """Row beside row, where there is one part of the same shape, and some rows agree."""
     part = parts[0]
     if len(parts) > 1 or part.bits.shape != mine.bits.shape:
         return None
-    fit = Fit(mine, Stacked(parts), RowLayout(np.arange(mine.rows)), Cast(mine.torch_dtype))
+    fit = WeightFit(mine, Stacked(parts), RowLayout(np.arange(mine.rows)), Cast(mine.torch_dtype))
     probed = np.unique(np.linspace(0, max(0, mine.rows - 1), min(mine.rows, 16)).astype(np.int64))
     return fit if agreeing(fit, probed) == 1 else None
 
 
-def _alike(first: Fit, mine: Matrix, parts: Sequence[Matrix]) -> Fit:
+def _alike(first: WeightFit, mine: Matrix, parts: Sequence[Matrix]) -> WeightFit:
     """The fit of another sheet that lies as the first does."""
     golden, layout = Stacked(parts), first.layout
     if layout.by_columns:
@@ -461,7 +482,7 @@ def _alike(first: Fit, mine: Matrix, parts: Sequence[Matrix]) -> Fit:
     return replace(first, mine=mine.transposed if layout.transposed else mine, golden=golden)
 
 
-def _is_of_either(fit: Fit, before: Fit) -> bool:
+def _is_of_either(fit: WeightFit, before: WeightFit) -> bool:
     """Whether every element is golden's or the older checkpoint's."""
     pairs = zip(blocks(fit), blocks(before), strict=True)
     return all(
@@ -470,16 +491,21 @@ def _is_of_either(fit: Fit, before: Fit) -> bool:
     )
 
 
-def _exchanged_experts(judged: _Judged, bad: Sequence[int]) -> str:
+def _matches(fit: WeightFit) -> bool:
+    """Whether mine is golden's; a few rows are looked at first."""
+    first = np.arange(min(64, fit.mine.rows))
+    return agreeing(fit, first) == 1 and measure(fit).matches
+
+
+def _exchanged_experts(judged: _Beside, bad: Sequence[int]) -> str:
     found = {}
     for i in bad:
         fit = judged.fits[i]
         for j, other in enumerate(judged.fits):
             moved = replace(fit, golden=other.golden)
-            if j != i and agreeing(moved, np.arange(min(64, fit.mine.rows))) == 1:
-                if measure(moved).matches:
-                    found[i] = j
-                    break
+            if j != i and _matches(moved):
+                found[i] = j
+                break
     if len(found) < len(bad):
         return ""
     told = ", ".join(f"{i} has golden's {j}" for i, j in list(found.items())[:4])
@@ -487,7 +513,7 @@ def _exchanged_experts(judged: _Judged, bad: Sequence[int]) -> str:
 
 
 def _told(
-    row: WeightRow, judged: _Judged, names: tuple[str, ...], fault: Fault | None
+    row: WeightRow, judged: _Beside, names: tuple[str, ...], fault: WeightFault | None
 ) -> WeightRow:
     first = judged.fits[0]
     count = sum(found.count for found in judged.measures)
@@ -507,12 +533,12 @@ def _told(
     return replace(row, verdict=verdict, detail=words)
 
 
-def _is_cast(fit: Fit) -> bool:
+def _is_cast(fit: WeightFit) -> bool:
     part = fit.golden.parts[0]
     return part.dtype != fit.mine.dtype or fit.cast.via is not None or part.scale is not None
 
 
-def _words(row: WeightRow, fit: Fit, names: Sequence[str]) -> Iterator[str]:
+def _words(row: WeightRow, fit: WeightFit, names: Sequence[str]) -> Iterator[str]:
     layout = fit.layout
     if _is_cast(fit):
         yield f"{row.golden_dtype} to {row.dtype} {fit.cast}".strip()

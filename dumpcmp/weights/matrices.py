@@ -1,4 +1,4 @@
-"""A weight as rows of numbers: a view of mapped bits, dequantised block by block where it has scales."""
+"""A weight as rows of numbers: a view of mapped bits, dequantised where it has scales."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.value import DTYPES, Kind, Value, to_torch
 from dumpcmp.weights.checkpoint_files import Weight
-from dumpcmp.weights.weight_names import Portion
+from dumpcmp.weights.weight_names import WeightPart
 
 BLOCK = 4 << 20  # elements that are in memory at once, of each side
 _BLOCK_SIZES = (128, 64, 32, 256, 16)  # of block scales, the usual first
@@ -36,7 +36,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RowBlock:
     """Some rows of a matrix."""
 
     values: Tensor
@@ -45,7 +45,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
-    """Rows and columns of one weight. Nothing is read until a block is asked for."""
+    """RowNumbers and columns of one weight. Nothing is read until a block is asked for."""
 
     name: str
     dtype: str
@@ -58,12 +58,12 @@ class Matrix:
     @property
     def rows(self) -> int:
         """How many rows it has."""
-        return self.bits.shape[0]
+        return int(self.bits.shape[0])
 
     @property
     def columns(self) -> int:
         """How many columns it has."""
-        return self.bits.shape[1]
+        return int(self.bits.shape[1])
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -97,19 +97,19 @@ class Matrix:
 
     def block(
         self, rows: slice | NDArray[np.int64], columns: NDArray[np.int64] | None = None
-    ) -> Block:
+    ) -> RowBlock:
         """The numbers of some rows, and of these columns alone where some are given."""
         bits = self.bits[rows] if columns is None else self.bits[rows][:, columns]
         values = to_torch(Value(DTYPES[self.dtype], np.ascontiguousarray(bits)), share=True)
         if self.scale is None:
-            return Block(values)
+            return RowBlock(values)
         at = np.arange(self.rows)[rows] + self.first_row
         across = (np.arange(self.columns) if columns is None else columns) + self.first_column
         table = self.scale.table[torch.from_numpy(at // self.scale.rows)]
         factors = table[:, torch.from_numpy(across // self.scale.columns)]
-        return Block(values.float() * factors, _half_step(values) * factors.abs())
+        return RowBlock(values.float() * factors, _half_step(values) * factors.abs())
 
-    def sample(self) -> Block:
+    def sample(self) -> RowBlock:
         """A few elements of each row, at the same columns."""
         return self.block(slice(None), sampled_columns(self.columns))
 
@@ -126,7 +126,7 @@ def _half_step(codes: Tensor) -> Tensor:
     dtype = DTYPES[str(codes.dtype).removeprefix("torch.")]
     _, exponent = torch.frexp(codes.float())
     exponent = (exponent - 1).clamp_min(dtype.least_exponent)
-    return torch.ldexp(torch.tensor(dtype.eps / 2), exponent)
+    return torch.ldexp(torch.full(codes.shape, dtype.eps / 2), exponent)
 
 
 def is_quantised(weight: Weight) -> bool:
@@ -216,7 +216,7 @@ def _block_size(size: int, count: int) -> int:
     return next(fitting, math.ceil(size / count))
 
 
-def portion_matrix(portion: Portion, sheets: Sequence[Matrix]) -> Matrix:
+def portion_matrix(portion: WeightPart, sheets: Sequence[Matrix]) -> Matrix:
     """The rows of a weight that `portion` names."""
     sheet = sheets[portion.expert or 0]
     if portion.rows is not None:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dumpcmp.weights.casting import matching
-from dumpcmp.weights.matrices import BLOCK, Block
-from dumpcmp.weights.row_layouts import Fit, Rows
+from dumpcmp.weights.matrices import BLOCK, RowBlock
+from dumpcmp.weights.row_layouts import RowNumbers, WeightFit
 
 _MOST_ROWS = 1 << 20  # numbers of wrong rows that are kept
 
@@ -31,8 +31,8 @@ class WeightMeasure:
     golden_square: float = 0.0
     mine_square: float = 0.0
     difference_square: float = 0.0
-    wrong_rows: list[Rows] = field(default_factory=list)
-    zero_rows: list[Rows] = field(default_factory=list)  # zero in mine, and not in golden
+    wrong_rows: list[RowNumbers] = field(default_factory=list)
+    zero_rows: list[RowNumbers] = field(default_factory=list)  # zero in mine, and not in golden
 
     @property
     def matches(self) -> bool:
@@ -52,12 +52,12 @@ class WeightMeasure:
         product = math.sqrt(self.golden_square * self.mine_square)
         return self.dot / product if product else math.nan
 
-    def add(self, golden: Block, mine: Block, right: Tensor, rows: Rows) -> None:
+    def add(self, golden: RowBlock, mine: RowBlock, right: Tensor, rows: RowNumbers) -> None:
         """Take in a block; `right` says which elements are what they should be."""
         self.count += right.numel()
         if golden.slack is None and mine.slack is None and bool(right.all()):
             if golden.values.dtype != mine.values.dtype:  # a cast may overflow
-                lost = ~mine.values.isfinite() & golden.values.isfinite()
+                lost = ~mine.values.float().isfinite() & golden.values.float().isfinite()
                 self.num_nonfinite += int(lost.sum())
             return  # nothing differs beyond the cast, so no sum is needed
         wrong = ~right
@@ -78,7 +78,7 @@ class WeightMeasure:
             self.zero_rows.append(rows[((b == 0).all(1) & (a != 0).any(1)).numpy()])
 
 
-def blocks(fit: Fit) -> Iterator[tuple[Rows, Block, Block]]:
+def blocks(fit: WeightFit) -> Iterator[tuple[RowNumbers, RowBlock, RowBlock]]:
     """Golden and mine, block by block."""
     step = max(1, BLOCK // max(1, fit.mine.columns))
     for start in range(0, fit.mine.rows, step):
@@ -87,7 +87,7 @@ def blocks(fit: Fit) -> Iterator[tuple[Rows, Block, Block]]:
         yield rows, golden, fit.mine.block(slice(start, start + rows.size))
 
 
-def measure(fit: Fit) -> WeightMeasure:
+def measure(fit: WeightFit) -> WeightMeasure:
     """Hold every element of mine against golden's."""
     found = WeightMeasure()
     if _same_bytes(fit):
@@ -98,7 +98,7 @@ def measure(fit: Fit) -> WeightMeasure:
     return found
 
 
-def _same_bytes(fit: Fit) -> bool:
+def _same_bytes(fit: WeightFit) -> bool:
     """Whether mine has the bytes of golden's one part in the same order; it stops where not."""
     (part, *others), mine = fit.golden.parts, fit.mine
     is_plain = not others and part.dtype == mine.dtype and part.scale is None is mine.scale
@@ -115,7 +115,7 @@ def _same_bytes(fit: Fit) -> bool:
     )
 
 
-def _is_identity(fit: Fit) -> bool:
+def _is_identity(fit: WeightFit) -> bool:
     rows = fit.layout.rows
     return rows.size == fit.golden.rows and bool((rows == np.arange(rows.size)).all())
 
@@ -125,7 +125,7 @@ def _words(octets: NDArray[np.uint8]) -> NDArray[np.unsignedinteger]:
     return octets.view(np.uint64) if is_even else octets
 
 
-def near(right: Tensor, mine: Block) -> Tensor:
+def near(right: Tensor, mine: RowBlock) -> Tensor:
     """Which elements of mine are `right` but for two roundings, and half a step of codes."""
     dtype = mine.values.dtype
     roundoff = torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.5

@@ -10,7 +10,7 @@ _NEXT = np.uint64(0x9E3779B97F4A7C15)  # what a row longer than the keys is mult
 
 def hash_rows(values: torch.Tensor) -> NDArray[np.uint64]:
     """For each row the sum of its words times keys, modulo 2 ** 64."""
-    octets = values.contiguous().view(torch.uint8).numpy()
+    octets = values.reshape(-1).view(torch.uint8).numpy().reshape(values.shape[0], -1)
     size = next(size for size in (8, 4, 2, 1) if octets.shape[1] % size == 0)
     words = octets.view(f"<u{size}")
     total = np.zeros(words.shape[0], np.uint64)

@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dumpcmp.weights.casting import Cast, casts, matching
-from dumpcmp.weights.matrices import Block, Matrix, sampled_columns
+from dumpcmp.weights.matrices import Matrix, RowBlock, sampled_columns
 
 PADDING = -1
 _PROBED = 64  # rows that are looked at before all are
 _LIKELY = 0.5  # a cosine that unrelated weights do not have
 _MOST_GROUPS = 64  # sizes of groups that are tried
 
-Rows = NDArray[np.int64]
+RowNumbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowLayout:
     """For each row of mine the row of golden's stacked parts that it should be; -1 is padding."""
 
-    rows: Rows
+    rows: RowNumbers
     shard: int = 0  # which of `shards` equal pieces of golden's rows or columns it is
     shards: int = 1
     by_columns: bool = False
@@ -35,7 +35,7 @@ class RowLayout:
 
     @property
     def num_padded(self) -> int:
-        """Rows at the end that golden does not have."""
+        """RowNumbers at the end that golden does not have."""
         return int((self.rows == PADDING).sum())
 
 
@@ -47,7 +47,7 @@ class Stacked:
 
     @property
     def rows(self) -> int:
-        """Rows of all parts."""
+        """RowNumbers of all parts."""
         return sum(part.rows for part in self.parts)
 
     @property
@@ -55,7 +55,7 @@ class Stacked:
         """Of the numbers that `gather` gives; where parts differ, that of the first."""
         return self.parts[0].torch_dtype
 
-    def gather(self, rows: Rows, columns: Rows | None = None) -> Block:
+    def gather(self, rows: RowNumbers, columns: RowNumbers | None = None) -> RowBlock:
         """The rows with these numbers; padding is zero."""
         num_columns = self.parts[0].columns if columns is None else columns.size
         values = torch.zeros(rows.size, num_columns, dtype=self.dtype)
@@ -72,14 +72,14 @@ class Stacked:
                     slack = torch.zeros(values.shape) if slack is None else slack
                     slack[torch.from_numpy(at)] = block.slack
             first += part.rows
-        return Block(values, slack)
+        return RowBlock(values, slack)
 
     def columns_of(self, number: int, of: int) -> Stacked:
         """The same of some columns alone."""
         return Stacked([part.columns_of(number, of) for part in self.parts])
 
 
-def _as_slice(rows: Rows) -> slice | Rows:
+def _as_slice(rows: RowNumbers) -> slice | RowNumbers:
     """Numbers that rise by one as a slice, which copies nothing."""
     first, last = int(rows[0]), int(rows[-1])
     is_run = last - first + 1 == rows.size and bool((np.diff(rows) == 1).all())
@@ -132,7 +132,7 @@ def _padded(size: int, rows: int, shard: int, shards: int) -> RowLayout:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fit:
+class WeightFit:
     """Mine beside golden by a layout that their shapes allow."""
 
     mine: Matrix
@@ -141,9 +141,9 @@ class Fit:
     cast: Cast
 
 
-def best_fit(parts: Sequence[Matrix], mine: Matrix, rank: int, world_size: int) -> Fit | None:
+def best_fit(parts: Sequence[Matrix], mine: Matrix, rank: int, world_size: int) -> WeightFit | None:
     """The layout that most rows agree with, of those that the shapes allow; None without any."""
-    best: tuple[tuple[float, ...], Fit] | None = None
+    best: tuple[tuple[float, ...], WeightFit] | None = None
     for fit in _fits(parts, mine, rank, world_size):
         rating = _rating(fit)
         if best is None or rating > best[0]:
@@ -153,7 +153,7 @@ def best_fit(parts: Sequence[Matrix], mine: Matrix, rank: int, world_size: int) 
     return best[1] if best else None
 
 
-def _fits(parts: Sequence[Matrix], mine: Matrix, rank: int, world_size: int) -> Iterator[Fit]:
+def _fits(parts: Sequence[Matrix], mine: Matrix, rank: int, world_size: int) -> Iterator[WeightFit]:
     sizes = [part.rows for part in parts]
     for transposed in (False, True):
         side = mine.transposed if transposed else mine
@@ -170,10 +170,10 @@ def _fits(parts: Sequence[Matrix], mine: Matrix, rank: int, world_size: int) -> 
                     shards > 1, found.num_groups, transposed,
                 )  # fmt: skip
                 for cast in casts(golden.dtype, side.torch_dtype):
-                    yield Fit(side, golden, layout, cast)
+                    yield WeightFit(side, golden, layout, cast)
 
 
-def _rating(fit: Fit) -> tuple[float, ...]:
+def _rating(fit: WeightFit) -> tuple[float, ...]:
     """How many probed rows agree; where none does, which layout is the likelier one."""
     rows = fit.mine.rows
     probed = np.unique(np.linspace(0, max(0, rows - 1), min(rows, _PROBED)).astype(np.int64))
@@ -183,12 +183,12 @@ def _rating(fit: Fit) -> tuple[float, ...]:
     agreement = float(matching(golden, mine, fit.cast).all(1).double().mean())
     if agreement == 1:
         return (1.0,)
-    sides = (each.values.double().reshape(-1) for each in (golden, mine))
-    cosine = float(torch.cosine_similarity(*sides, dim=0).abs())
+    one, other = (each.values.double().reshape(-1) for each in (golden, mine))
+    cosine = float(torch.cosine_similarity(one, other, dim=0).abs())
     return agreement, cosine if cosine > _LIKELY else 0.0, float(fit.layout.shards == 1)
 
 
-def agreeing(fit: Fit, rows: Rows) -> float:
+def agreeing(fit: WeightFit, rows: RowNumbers) -> float:
     """The share of these rows of mine whose sampled elements are golden's."""
     if not rows.size:
         return 1.0

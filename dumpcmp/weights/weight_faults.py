@@ -15,7 +15,7 @@ from dumpcmp.nouns.spoken import counted, spans
 from dumpcmp.weights.casting import Cast, matching
 from dumpcmp.weights.measured_weights import WeightMeasure, blocks, measure, near
 from dumpcmp.weights.row_hashes import hash_rows
-from dumpcmp.weights.row_layouts import Fit, RowLayout, Rows, Stacked
+from dumpcmp.weights.row_layouts import RowLayout, RowNumbers, Stacked, WeightFit
 from dumpcmp.weights.weight_rows import WeightVerdict
 
 _FEWEST = 8  # elements that a factor is told by: of fewer any number is golden's times something
@@ -24,19 +24,19 @@ _TINY = 1e-300  # in place of the square of a row of zeros
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class WeightFault:
     """A verdict and the evidence for it."""
 
     verdict: WeightVerdict
     detail: str
 
 
-def fault_of(fit: Fit, found: WeightMeasure) -> Fault:
+def fault_of(fit: WeightFit, found: WeightMeasure) -> WeightFault:
     """Why mine is not golden's, by the first explanation that accounts for every element."""
     return next(filter(None, _explanations(fit, found)))
 
 
-def _explanations(fit: Fit, found: WeightMeasure) -> Iterator[Fault | None]:
+def _explanations(fit: WeightFit, found: WeightMeasure) -> Iterator[WeightFault | None]:
     yield _nonfinite(found)
     yield _zero(fit, found)
     yield _transposed(fit)
@@ -44,29 +44,29 @@ def _explanations(fit: Fit, found: WeightMeasure) -> Iterator[Fault | None]:
     yield _without_scale(fit)
     yield _scaled(fit, found)
     yield _shifted(fit)
-    yield Fault(WeightVerdict.OTHER, _numbers(fit, found))
+    yield WeightFault(WeightVerdict.OTHER, _numbers(fit, found))
 
 
-def _nonfinite(found: WeightMeasure) -> Fault | None:
+def _nonfinite(found: WeightMeasure) -> WeightFault | None:
     if not found.num_nonfinite:
         return None
     told = f"{counted(found.num_nonfinite, 'element is', 'elements are')} NaN or infinite"
-    return Fault(WeightVerdict.OTHER, f"{told} where golden is finite")
+    return WeightFault(WeightVerdict.OTHER, f"{told} where golden is finite")
 
 
-def _zero(fit: Fit, found: WeightMeasure) -> Fault | None:
+def _zero(fit: WeightFit, found: WeightMeasure) -> WeightFault | None:
     if found.mine_square == 0 and found.golden_square > 0:
-        return Fault(WeightVerdict.ZERO, "all elements are zero")
+        return WeightFault(WeightVerdict.ZERO, "all elements are zero")
     if found.num_wrong_rows > sum(map(len, found.wrong_rows)):
         return None
     wrong, zero = np.concatenate(found.wrong_rows), np.concatenate(found.zero_rows)
     if zero.size and np.array_equal(wrong, zero):
         told = f"rows {spans(map(int, zero), 4)} of {fit.mine.rows} are zero; all others are right"
-        return Fault(WeightVerdict.ZERO, told)
+        return WeightFault(WeightVerdict.ZERO, told)
     return None
 
 
-def _transposed(fit: Fit) -> Fault | None:
+def _transposed(fit: WeightFit) -> WeightFault | None:
     part = fit.golden.parts[0]
     is_square = len(fit.golden.parts) == 1 and part.rows == part.columns > 1
     if not is_square or fit.mine.bits.shape != part.bits.shape:
@@ -74,28 +74,28 @@ def _transposed(fit: Fit) -> Fault | None:
     other = replace(fit, golden=Stacked([part.transposed]))
     if not measure(other).matches:
         return None
-    return Fault(WeightVerdict.TRANSPOSED, "it is golden's with rows and columns exchanged")
+    return WeightFault(WeightVerdict.TRANSPOSED, "it is golden's with rows and columns exchanged")
 
 
-def _permuted(fit: Fit) -> Fault | None:
+def _permuted(fit: WeightFit) -> WeightFault | None:
     expected = replace(fit, layout=fit.layout)
     if told := _reordered(expected):
-        return Fault(WeightVerdict.PERMUTED, f"rows {told}")
+        return WeightFault(WeightVerdict.PERMUTED, f"rows {told}")
     if len(fit.golden.parts) > 1 or fit.layout.num_padded:
         return None
     if fit.mine.columns < 2:
         return None
-    turned = Fit(
+    turned = WeightFit(
         fit.mine.transposed, Stacked([fit.golden.parts[0].transposed]),
         RowLayout(np.arange(fit.mine.columns)), fit.cast,
     )  # fmt: skip
     if fit.mine.rows != fit.golden.rows:
         return None
     told = _reordered(turned)
-    return Fault(WeightVerdict.PERMUTED, f"columns {told}") if told else None
+    return WeightFault(WeightVerdict.PERMUTED, f"columns {told}") if told else None
 
 
-def _reordered(fit: Fit) -> str:
+def _reordered(fit: WeightFit) -> str:
     """Which rows stand in place of which others; empty where mine has not golden's rows."""
     mine, golden = _row_hashes(fit)
     if mine is None or golden is None or not np.array_equal(np.sort(mine), np.sort(golden)):
@@ -108,7 +108,7 @@ def _reordered(fit: Fit) -> str:
     return _described(order, moved, fit)
 
 
-def _row_hashes(fit: Fit) -> tuple[NDArray[np.uint64] | None, NDArray[np.uint64] | None]:
+def _row_hashes(fit: WeightFit) -> tuple[NDArray[np.uint64] | None, NDArray[np.uint64] | None]:
     found: tuple[list[NDArray[np.uint64]], list[NDArray[np.uint64]]] = ([], [])
     for _, golden, mine in blocks(fit):
         if golden.slack is not None or mine.slack is not None:
@@ -119,13 +119,11 @@ def _row_hashes(fit: Fit) -> tuple[NDArray[np.uint64] | None, NDArray[np.uint64]
     return sides[0], sides[1]
 
 
-def _described(order: Rows, moved: Rows, fit: Fit) -> str:
+def _described(order: RowNumbers, moved: RowNumbers, fit: WeightFit) -> str:
     """A permutation in words."""
     rows = order.size
     if width := _rotary_width(order):
-        return (
-            f"are reordered in heads of {width}: halves and pairs of the rotary embedding changed"
-        )
+        return f"have halves for pairs, or the reverse, in heads of {width} (rotary)"
     first = moved[0]
     run = _run_length(order, int(first))
     of = _part_names(fit)
@@ -135,17 +133,17 @@ def _described(order: Rows, moved: Rows, fit: Fit) -> str:
     return f"{told} of {of}" if of else told
 
 
-def _part_names(fit: Fit) -> str:
+def _part_names(fit: WeightFit) -> str:
     names = list(dict.fromkeys(part.name for part in fit.golden.parts))
     return f"{', '.join(names)} one above the other" if len(names) > 1 else ""
 
 
-def _run_length(order: Rows, first: int) -> int:
+def _run_length(order: RowNumbers, first: int) -> int:
     breaks = np.flatnonzero(np.diff(order[first:]) != 1)
     return int(breaks[0]) + 1 if breaks.size else order.size - first
 
 
-def _rotary_width(order: Rows) -> int:
+def _rotary_width(order: RowNumbers) -> int:
     """The size of heads whose first and second halves became pairs, or the reverse; else 0."""
     rows = order.size
     for width in (each for each in range(4, rows + 1, 2) if rows % each == 0):
@@ -157,7 +155,7 @@ def _rotary_width(order: Rows) -> int:
     return 0
 
 
-def _without_scale(fit: Fit) -> Fault | None:
+def _without_scale(fit: WeightFit) -> WeightFault | None:
     """Whether mine is golden's codes as they stand."""
     if any(part.scale is None for part in fit.golden.parts) or fit.mine.scale is not None:
         return None
@@ -165,26 +163,26 @@ def _without_scale(fit: Fit) -> Fault | None:
     plain = replace(fit, golden=codes, cast=Cast(fit.mine.torch_dtype))
     if not measure(plain).matches:
         return None
-    return Fault(WeightVerdict.SCALED, "it is golden's codes: their scale was not applied")
+    return WeightFault(WeightVerdict.SCALED, "it is golden's codes: their scale was not applied")
 
 
-def _scaled(fit: Fit, found: WeightMeasure) -> Fault | None:
+def _scaled(fit: WeightFit, found: WeightMeasure) -> WeightFault | None:
     if not found.golden_square or fit.mine.rows * fit.mine.columns < _FEWEST:
         return None
     factor = found.dot / found.golden_square
     if factor and _explains(fit, lambda golden, _: golden * factor):
-        return Fault(WeightVerdict.SCALED, f"it is golden's times {factor:.6g}")
+        return WeightFault(WeightVerdict.SCALED, f"it is golden's times {factor:.6g}")
     if told := _scaled_by_rows(fit):
-        return Fault(WeightVerdict.SCALED, told)
+        return WeightFault(WeightVerdict.SCALED, told)
     if told := _scaled_by_blocks(fit):
-        return Fault(WeightVerdict.SCALED, told)
+        return WeightFault(WeightVerdict.SCALED, told)
     return None
 
 
-Predicted = Callable[[Tensor, Rows], Tensor]  # golden's numbers and their rows -> mine's
+Predicted = Callable[[Tensor, RowNumbers], Tensor]  # golden's numbers and their rows -> mine's
 
 
-def _explains(fit: Fit, predicted: Predicted) -> bool:
+def _explains(fit: WeightFit, predicted: Predicted) -> bool:
     """Whether nearly all elements, and nearly all of those that are wrong, are as predicted."""
     num, total, num_wrong, total_wrong = 0, 0, 0, 0
     for rows, golden, mine in blocks(fit):
@@ -196,7 +194,7 @@ def _explains(fit: Fit, predicted: Predicted) -> bool:
     return num >= _NEARLY_ALL * total and num_wrong >= _NEARLY_ALL * total_wrong
 
 
-def _scaled_by_rows(fit: Fit) -> str:
+def _scaled_by_rows(fit: WeightFit) -> str:
     """Whether each row, or each column, is golden's times a number of its own."""
     num_rows, num_columns = fit.mine.rows, fit.mine.columns
     rows_dot, rows_square = torch.zeros(2, num_rows, dtype=torch.float64)
@@ -209,16 +207,19 @@ def _scaled_by_rows(fit: Fit) -> str:
         columns_square += (a * a).sum(0)
     each_row = rows_dot / rows_square.clamp_min(_TINY)
     each_column = columns_dot / columns_square.clamp_min(_TINY)
-    if num_columns >= _FEWEST and num_rows > 1:
-        if _explains(fit, lambda golden, rows: golden * each_row[torch.from_numpy(rows), None]):
-            return _range_of("row", each_row)
-    if num_rows >= _FEWEST and num_columns > 1:
-        if _explains(fit, lambda golden, _: golden * each_column):
-            return _range_of("column", each_column)
+
+    def by_row(golden: Tensor, rows: RowNumbers) -> Tensor:
+        return golden.mul(each_row[torch.from_numpy(rows), None])
+
+    if num_columns >= _FEWEST and num_rows > 1 and _explains(fit, by_row):
+        return _range_of("row", each_row)
+    has_columns = num_rows >= _FEWEST and num_columns > 1
+    if has_columns and _explains(fit, lambda golden, _: golden * each_column):
+        return _range_of("column", each_column)
     return ""
 
 
-def _scaled_by_blocks(fit: Fit) -> str:
+def _scaled_by_blocks(fit: WeightFit) -> str:
     """Whether each block of the scales is golden's times a number of its own."""
     scale = fit.mine.scale or fit.golden.parts[0].scale
     if scale is None or scale.table.numel() < 2 or len(fit.golden.parts) > 1:
@@ -233,7 +234,7 @@ def _scaled_by_blocks(fit: Fit) -> str:
         sums.index_add_(1, torch.from_numpy(rows // scale.rows), by_columns)
     factors = sums[0] / sums[1].clamp_min(_TINY)
 
-    def predicted(golden: Tensor, rows: Rows) -> Tensor:
+    def predicted(golden: Tensor, rows: RowNumbers) -> Tensor:
         return golden * factors[torch.from_numpy(rows // scale.rows)][:, across]
 
     told = f"block of {scale.rows} x {scale.columns}"
@@ -245,7 +246,7 @@ def _range_of(what: str, factors: Tensor) -> str:
     return f"each {what} is golden's times a number of its own, {low:.4g} to {high:.4g}"
 
 
-def _shifted(fit: Fit) -> Fault | None:
+def _shifted(fit: WeightFit) -> WeightFault | None:
     """Whether mine is golden plus a constant, as norms are that store weight - 1."""
     total, count = 0.0, 0
     for _, golden, mine in blocks(fit):
@@ -256,10 +257,10 @@ def _shifted(fit: Fit) -> Fault | None:
         return None
     if not _explains(fit, lambda golden, _: golden + shift):
         return None
-    return Fault(WeightVerdict.OTHER, f"it is golden's plus {shift:.6g}")
+    return WeightFault(WeightVerdict.OTHER, f"it is golden's plus {shift:.6g}")
 
 
-def _numbers(fit: Fit, found: WeightMeasure) -> str:
+def _numbers(fit: WeightFit, found: WeightMeasure) -> str:
     """What is known of a difference that nothing explains."""
     share = found.num_wrong / max(1, found.count)
     told = f"{found.num_wrong} of {found.count} elements differ ({100 * share:.3g} %), "

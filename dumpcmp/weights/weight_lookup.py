@@ -13,11 +13,11 @@ from dumpcmp.weights.casting import Cast
 from dumpcmp.weights.checkpoint_files import Weight
 from dumpcmp.weights.matrices import Matrix, flat_shape, matrices
 from dumpcmp.weights.row_hashes import hash_rows
-from dumpcmp.weights.weight_names import FUSED, Composition, Portion
+from dumpcmp.weights.weight_names import FUSED, Composition, WeightPart
 
 _PROBED = 64  # rows of which a weight's fingerprint is taken
 
-Shape = tuple[int, int]
+TwoDims = tuple[int, int]
 Hashes = NDArray[np.uint64]
 
 
@@ -25,11 +25,11 @@ class WeightLookup:
     """Golden's weights by fingerprints of a few elements; what it finds must still be measured."""
 
     def __init__(self, weights: Mapping[str, Weight]) -> None:
-        self._by_shape: dict[Shape, list[Weight]] = defaultdict(list)
+        self._by_shape: dict[TwoDims, list[Weight]] = defaultdict(list)
         for weight in weights.values():
             if not weight.problem:
                 self._by_shape[flat_shape(weight.shape)].append(weight)
-        self._whole: dict[tuple[Shape, torch.dtype], dict[int, list[str]]] = {}
+        self._whole: dict[tuple[TwoDims, torch.dtype], dict[int, list[str]]] = {}
         self._rows: dict[tuple[int, torch.dtype], tuple[Hashes, NDArray[np.int64], list[str]]] = {}
 
     def same_as(self, mine: Matrix) -> list[str]:
@@ -58,7 +58,7 @@ class WeightLookup:
         sizes = {w.name: flat_shape(w.shape)[0] for ws in self._by_shape.values() for w in ws}
         if sum(sizes[name] for name in found) != mine.rows:
             return None
-        return (tuple(Portion(name) for name in _in_known_order(found)),)
+        return (tuple(WeightPart(name) for name in _in_known_order(found)),)
 
     def _row_index(
         self, columns: int, dtype: torch.dtype

@@ -1,4 +1,4 @@
-"""Which weights of a checkpoint a weight of another name is made of: qkv, gate_up, expert stacks."""
+"""Which weights of a checkpoint a weight is made of: qkv, gate_up, stacks of experts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embe
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class WeightPart:
     """A whole weight of the checkpoint, or the `number`-th of `of` equal runs of its rows."""
 
     name: str
@@ -51,7 +51,7 @@ class Portion:
 
 RowsOf = Callable[[str], int]  # of a weight beside the one in question; 0 if there is none
 # For each expert, or once, what a weight is made of, in order.
-Composition = tuple[tuple[Portion, ...], ...]
+Composition = tuple[tuple[WeightPart, ...], ...]
 
 
 def plain_name(name: str) -> str:
@@ -98,10 +98,10 @@ class WeightNames:
         `rows_of` tells how many rows a weight beside it has.
         """
         if found := self.find(name):
-            yield ((Portion(found),),)
+            yield ((WeightPart(found),),)
             for word in _halved(name):
                 num = len(FUSED[word][0])
-                yield (tuple(Portion(found, i, num) for i in range(num)),)
+                yield (tuple(WeightPart(found, i, num) for i in range(num)),)
         for word, alternatives in FUSED.items():
             if word in _segments(name):
                 yield from self._fused(name, word, alternatives)
@@ -113,7 +113,7 @@ class WeightNames:
                 tied = [one for end, ones in self._by_end.items() if end == f"{word}.weight"
                         for one in ones]  # fmt: skip
                 if len(tied) == 1:
-                    yield ((Portion(tied[0]),),)
+                    yield ((WeightPart(tied[0]),),)
 
     def _fused(
         self, name: str, word: str, alternatives: Sequence[tuple[str, ...]]
@@ -121,7 +121,7 @@ class WeightNames:
         for parts in alternatives:
             found = [self.find(_replaced(name, word, part)) for part in parts]
             if None not in found:
-                yield (tuple(Portion(str(one)) for one in found),)
+                yield (tuple(WeightPart(str(one)) for one in found),)
 
     def _stacked(self, name: str) -> Iterator[Composition]:
         """A stack of experts, of which the checkpoint has each by itself."""
@@ -129,7 +129,7 @@ class WeightNames:
         for parts in _EXPERT_STACKS[stack["word"]] if stack else ():
             assert stack is not None
             rest = stack["rest"] or "weight"
-            experts: list[tuple[Portion, ...]] = []
+            experts: list[tuple[WeightPart, ...]] = []
             while found := self._expert(stack["before"], len(experts), parts, rest):
                 experts.append(found)
             if experts:
@@ -137,9 +137,9 @@ class WeightNames:
 
     def _expert(
         self, before: str, number: int, parts: Sequence[str], rest: str
-    ) -> tuple[Portion, ...]:
+    ) -> tuple[WeightPart, ...]:
         found = [self.find(f"{before}.{number}.{part}.{rest}") for part in parts]
-        return () if None in found else tuple(Portion(str(one)) for one in found)
+        return () if None in found else tuple(WeightPart(str(one)) for one in found)
 
     def _unstacked(self, name: str) -> Iterator[Composition]:
         """One expert, of which the checkpoint has a stack."""
@@ -153,7 +153,7 @@ class WeightNames:
                     for between in (".", "_", ""):
                         rest = f"{between}{expert['rest']}" if between else ""
                         if found := self.find(f"{expert['before']}.{word}{rest}"):
-                            yield ((Portion(found, number, of, int(expert["number"])),),)
+                            yield ((WeightPart(found, number, of, int(expert["number"])),),)
 
     def _split(self, name: str, rows_of: RowsOf) -> Iterator[Composition]:
         """One projection, of which the checkpoint has several in one, one above the other."""
@@ -166,7 +166,7 @@ class WeightNames:
                     if found and all(sizes):
                         start = sum(sizes[: parts.index(part)])
                         end = start + sizes[parts.index(part)]
-                        yield ((Portion(found, rows=(start, end)),),)
+                        yield ((WeightPart(found, rows=(start, end)),),)
 
 
 def _halved(name: str) -> list[str]:
