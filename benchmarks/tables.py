@@ -43,6 +43,7 @@ TABLES: dict[str, str] = {
     "publicbugs": "publicbugs.table",
     "traps": "traps",
     "verify": "verify",
+    "weights": "weights",
     "seeds": "seeds",
     "sound": "sound",
     "partition": "partition",

@@ -16,7 +16,7 @@ from dumpcmp.nouns.value import DTYPES, Kind, Value, to_torch
 from dumpcmp.weights.checkpoint_files import Weight
 from dumpcmp.weights.weight_names import WeightPart
 
-BLOCK = 4 << 20  # elements that are in memory at once, of each side
+BLOCK = 1 << 18  # elements that are in memory at once, of each side
 _BLOCK_SIZES = (128, 64, 32, 256, 16)  # of block scales, the usual first
 _FAR = 16  # elements of a row that are sampled
 

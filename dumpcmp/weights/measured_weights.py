@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -52,14 +53,16 @@ class WeightMeasure:
         product = math.sqrt(self.golden_square * self.mine_square)
         return self.dot / product if product else math.nan
 
+    def add_equal(self, golden: RowBlock, mine: RowBlock) -> None:
+        """Take in a block that has the bits of the cast, which may have overflowed."""
+        self.count += mine.values.numel()
+        if _largest(mine.values.dtype) < _largest(golden.values.dtype):
+            lost = ~mine.values.float().isfinite() & golden.values.float().isfinite()
+            self.num_nonfinite += int(lost.sum())
+
     def add(self, golden: RowBlock, mine: RowBlock, right: Tensor, rows: RowNumbers) -> None:
         """Take in a block; `right` says which elements are what they should be."""
         self.count += right.numel()
-        if golden.slack is None and mine.slack is None and bool(right.all()):
-            if golden.values.dtype != mine.values.dtype:  # a cast may overflow
-                lost = ~mine.values.float().isfinite() & golden.values.float().isfinite()
-                self.num_nonfinite += int(lost.sum())
-            return  # nothing differs beyond the cast, so no sum is needed
         wrong = ~right
         self.num_wrong += int(wrong.sum())
         a, b = golden.values.double(), mine.values.double()
@@ -78,51 +81,50 @@ class WeightMeasure:
             self.zero_rows.append(rows[((b == 0).all(1) & (a != 0).any(1)).numpy()])
 
 
+def _largest(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).max if dtype.is_floating_point else math.inf
+
+
 def blocks(fit: WeightFit) -> Iterator[tuple[RowNumbers, RowBlock, RowBlock]]:
     """Golden and mine, block by block."""
-    step = max(1, BLOCK // max(1, fit.mine.columns))
-    for start in range(0, fit.mine.rows, step):
-        rows = np.arange(start, min(fit.mine.rows, start + step))
+    for start, end in pairwise(_cuts(fit)):
+        rows = np.arange(start, end)
         golden = fit.golden.gather(fit.layout.rows[rows])
-        yield rows, golden, fit.mine.block(slice(start, start + rows.size))
+        yield rows, golden, fit.mine.block(slice(start, end))
+
+
+def _cuts(fit: WeightFit) -> list[int]:
+    """Where blocks begin: at most so many elements each, and each a run of golden's rows."""
+    step = max(1, BLOCK // max(1, fit.mine.columns))
+    even = {*range(0, fit.mine.rows, step), fit.mine.rows}
+    heights = [part.rows for part in fit.golden.parts]
+    part_of = np.searchsorted(np.cumsum(heights), fit.layout.rows, "right")
+    is_break = (np.diff(fit.layout.rows) != 1) | (np.diff(part_of) != 0)
+    breaks = np.flatnonzero(is_break) + 1
+    if breaks.size > len(even) + len(heights) * 2:  # rows that take turns are gathered
+        return sorted(even)
+    return sorted(even.union(map(int, breaks)))
 
 
 def measure(fit: WeightFit) -> WeightMeasure:
     """Hold every element of mine against golden's."""
     found = WeightMeasure()
-    if _same_bytes(fit):
-        found.count = fit.mine.rows * fit.mine.columns
-        return found
     for rows, golden, mine in blocks(fit):
-        found.add(golden, mine, matching(golden, mine, fit.cast), rows)
+        has_codes = golden.slack is not None or mine.slack is not None
+        if not has_codes and _same_bytes(fit.cast.of(golden.values), mine.values):
+            found.add_equal(golden, mine)
+        else:
+            found.add(golden, mine, matching(golden, mine, fit.cast), rows)
     return found
 
 
-def _same_bytes(fit: WeightFit) -> bool:
-    """Whether mine has the bytes of golden's one part in the same order; it stops where not."""
-    (part, *others), mine = fit.golden.parts, fit.mine
-    is_plain = not others and part.dtype == mine.dtype and part.scale is None is mine.scale
-    if not is_plain or part.bits.shape != mine.bits.shape or not _is_identity(fit):
-        return False
-    a, b = part.bits, mine.bits
-    if not (a.flags.c_contiguous and b.flags.c_contiguous):
-        return False
-    one, other = (each.reshape(-1).view(np.uint8) for each in (a, b))
-    step = BLOCK * 4
-    return all(
-        bool((_words(one[i : i + step]) == _words(other[i : i + step])).all())
-        for i in range(0, one.size, step)
-    )
-
-
-def _is_identity(fit: WeightFit) -> bool:
-    rows = fit.layout.rows
-    return rows.size == fit.golden.rows and bool((rows == np.arange(rows.size)).all())
+def _same_bytes(one: Tensor, other: Tensor) -> bool:
+    sides = [each.reshape(-1).view(torch.uint8).numpy() for each in (one, other)]
+    return bool((_words(sides[0]) == _words(sides[1])).all())
 
 
 def _words(octets: NDArray[np.uint8]) -> NDArray[np.unsignedinteger]:
-    is_even = octets.size % 8 == 0 and octets.ctypes.data % 8 == 0
-    return octets.view(np.uint64) if is_even else octets
+    return octets.view(np.uint64) if octets.size % 8 == 0 else octets
 
 
 def near(right: Tensor, mine: RowBlock) -> Tensor:

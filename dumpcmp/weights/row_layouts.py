@@ -58,7 +58,7 @@ class Stacked:
     def gather(self, rows: RowNumbers, columns: RowNumbers | None = None) -> RowBlock:
         """The rows with these numbers; padding is zero."""
         num_columns = self.parts[0].columns if columns is None else columns.size
-        values = torch.zeros(rows.size, num_columns, dtype=self.dtype)
+        values: Tensor | None = None
         slack: Tensor | None = None
         first = 0
         for part in self.parts:
@@ -67,11 +67,15 @@ class Stacked:
                 block = part.block(_as_slice(rows[at] - first), columns)
                 if at.size == rows.size:
                     return block
+                if values is None:
+                    values = torch.zeros(rows.size, num_columns, dtype=self.dtype)
                 values[torch.from_numpy(at)] = block.values.to(self.dtype)
                 if block.slack is not None:
                     slack = torch.zeros(values.shape) if slack is None else slack
                     slack[torch.from_numpy(at)] = block.slack
             first += part.rows
+        if values is None:
+            values = torch.zeros(rows.size, num_columns, dtype=self.dtype)
         return RowBlock(values, slack)
 
     def columns_of(self, number: int, of: int) -> Stacked:
