@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
         AllCloseValueChecker, AutomaticValueChecker, Checker, Conditions, CosineChecker,
         ExactChecker, Fp64Checker, FullValueChecker, ReferenceChecker, RoundingChecker,
     )  # fmt: skip
+    from dumpcmp.logprobs import LogprobCause, LogprobReport, LogprobSample, compare_logprobs
     from dumpcmp.nouns.errors import (
         AlignError, ArchiveError, CaptureError, CaptureWarning, CheckError, DumpcmpError,
         EngineError, LayoutError, MissingValueError, NotCallableError, SelectionError,
@@ -56,7 +57,8 @@ __all__ = [
     "CheckError", "Checker", "Checkup", "Compiled", "Conclusion", "Conditions", "CosineChecker",
     "DumpcmpError", "EngineError", "ExactChecker", "Explanation", "Findings", "Fp64Checker",
     "FullValueChecker", "GoldenCheck", "GoldenFile", "GraftReport", "GraftedRun", "Imported",
-    "Judgement", "Key", "LayoutError", "Metrics", "MissingValueError", "NotCallableError",
+    "Judgement", "Key", "LayoutError", "LogprobCause", "LogprobReport", "LogprobSample", "Metrics",
+    "MissingValueError", "NotCallableError",
     "OnnxSettings", "Op",
     "Origin", "Outcome", "Page", "PartitionConfig", "PartitionError", "Proposal", "Record",
     "ReferenceChecker", "Replay", "Report", "Repro", "Retention", "RoundingChecker", "Row",
@@ -64,8 +66,8 @@ __all__ = [
     "VerificationWarning", "VerifyConfig", "WeightReport", "WeightRow", "WeightVerdict", "Why",
     "__version__", "activations", "audit", "capture",
     "capture_onnx",
-    "check", "check_golden", "check_partition_options", "compact", "compare", "compare_weights",
-    "compiled_backend",
+    "check", "check_golden", "check_partition_options", "compact", "compare", "compare_logprobs",
+    "compare_weights", "compiled_backend",
     "explain", "fx_backend", "graft", "graft_all", "import_dump", "layout", "microbatch",
     "pack_golden", "padded", "page", "propose_mapping", "reference", "register_annotation", "repro",
     "run_and_compare", "same", "save", "set_rank", "verify", "verify_correctness", "verify_graph",
@@ -91,6 +93,7 @@ _HOMES = {
     "importing": "Imported import_dump",
     "judge": "AllCloseValueChecker AutomaticValueChecker Checker Conditions CosineChecker "
     "ExactChecker Fp64Checker FullValueChecker ReferenceChecker RoundingChecker",
+    "logprobs": "LogprobCause LogprobReport LogprobSample compare_logprobs",
     "nouns.errors": "AlignError ArchiveError CaptureError CaptureWarning CheckError DumpcmpError "
     "EngineError LayoutError MissingValueError NotCallableError SelectionError VerificationError "
     "VerificationWarning",

@@ -59,6 +59,10 @@ class TorchFile(ForeignFile):
                 raise self.wrong(f"two of its values are called {name!r}")
         return found
 
+    def tree(self) -> Any:
+        """What is in the file, as it was saved: dicts and lists of tensors, numbers and texts."""
+        return self._loaded()
+
     def _walked(self, tree: Any) -> Iterator[tuple[str, Any]]:
         """The leaves of dicts and lists, by the path to each.
 
