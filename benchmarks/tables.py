@@ -44,6 +44,7 @@ TABLES: dict[str, str] = {
     "traps": "traps",
     "verify": "verify",
     "weights": "weights",
+    "logprobs": "logprobs",
     "seeds": "seeds",
     "sound": "sound",
     "partition": "partition",

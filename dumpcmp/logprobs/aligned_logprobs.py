@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dumpcmp.logprobs.sequences import Logprobs, ScoredSequence, Tokens
+from dumpcmp.logprobs.sequences import Logprobs, ScoredSequence, Tokens, is_same
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.spoken import counted
 
@@ -73,7 +73,10 @@ def align(golden: Sequence[ScoredSequence], mine: Sequence[ScoredSequence]) -> A
             hint="score the same tokens on both sides, and give samples the same index; of an "
             "OpenAI server ask for token ids: return_tokens_as_token_ids",
         )
-    cut = sum(not np.array_equal(one.tokens, other.tokens) for one, other in pairs)
+    cut = sum(
+        one.tokens.size != other.tokens.size or not is_same(one.tokens, other.tokens).all()
+        for one, other in pairs
+    )
     if cut:
         verb = "has" if cut == 1 else "have"
         remarks.append(
@@ -92,7 +95,7 @@ Pairs = list[tuple[ScoredSequence, ScoredSequence]]
 def _have_common(one: ScoredSequence, other: ScoredSequence) -> bool:
     if not one.tokens.size or not other.tokens.size:
         return False
-    return bool(one.tokens[0] == other.tokens[0]) or _is_end(one.tokens, other.tokens)
+    return bool(is_same(one.tokens[:1], other.tokens[:1])[0]) or _is_end(one.tokens, other.tokens)
 
 
 def _is_end(one: Tokens, other: Tokens) -> bool:
@@ -125,7 +128,7 @@ def _aligned(one: ScoredSequence, other: ScoredSequence) -> AlignedSequence:
             one.step, one.sample, one.tokens[-length:], one.logprobs[-length:],
             other.logprobs[-length:],
         )  # fmt: skip
-    differing = np.flatnonzero(one.tokens[:length] != other.tokens[:length])
+    differing = np.flatnonzero(~is_same(one.tokens[:length], other.tokens[:length]))
     end = int(differing[0]) if differing.size else length
     return AlignedSequence(
         one.step, one.sample, one.tokens[:end], one.logprobs[:end], other.logprobs[:end]

@@ -94,7 +94,7 @@ def _shifted(sequences: Sequence[AlignedSequence]) -> str:
         found = np.concatenate(pairs)
         means[by] = _mean(found) if found.size >= _FEWEST else math.inf
     best = min(means, key=lambda by: means[by])
-    if best == 0 or means[0] < LARGE or means[best] * _CONTRAST > means[0]:
+    if best == 0 or not LARGE <= means[0] < math.inf or means[best] * _CONTRAST > means[0]:
         return ""
     way = f"{counted(abs(best), 'token')} {'earlier' if best > 0 else 'later'}"
     return f"mean |delta| is {means[0]:.3g}, and {means[best]:.3g} with mine moved {way}"
@@ -138,32 +138,26 @@ def _growing(sequences: Sequence[AlignedSequence]) -> str:
 
 
 def _few(sequences: Sequence[AlignedSequence]) -> str:
-    """Whether few samples hold nearly all of the difference."""
-    sums = np.array([float(np.abs(each.delta).sum()) for each in sequences])
+    """Whether few samples hold nearly all of what is beyond the usual difference."""
     means = np.array([_mean(each.delta) for each in sequences])
-    if sums.size < 4 or not sums.sum():
-        return ""
     order = np.argsort(means)[::-1]
-    most = int(_FEW * sums.size)
-    gaps = means[order][: most + 1]
-    num = (
-        1 + int(np.argmax([gaps[i] / max(gaps[i + 1], 1e-12) for i in range(most)])) if most else 0
-    )
-    if not num:
+    most = int(_FEW * means.size)
+    if not most:
         return ""
+    ranked = np.maximum(means[order], 1e-12)
+    num = 1 + int(np.argmax(ranked[:most] / ranked[1 : most + 1]))  # the widest gap
     few, others = order[:num], order[num:]
-    usual = float(np.median(means[others]))
-    worst_of_others = float(means[others].max())
-    least = float(means[few].min())
-    if least < max(LARGE, _CONTRAST * usual, 2 * worst_of_others):
+    usual, least = float(np.median(means[others])), float(means[few].min())
+    if least < max(LARGE, _CONTRAST * usual, 2 * float(means[others].max())):
         return ""
-    if sums[few].sum() < _NEARLY_ALL * sums.sum():
+    excess = np.array([max(0.0, _mean(e.delta) - usual) * e.delta.size for e in sequences])
+    share = float(excess[few].sum() / excess.sum())
+    if share < _NEARLY_ALL:
         return ""
     names = ", ".join(f"{sequences[i].sample} (step {sequences[i].step})" for i in few[:4])
-    share = 100 * sums[few].sum() / sums.sum()
     return (
-        f"{num} of {counted(len(sequences), 'sample')} hold {share:.0f} % of the difference: "
-        f"{names}; mean |delta| {least:.3g} or more there, {usual:.3g} in the others"
+        f"{num} of {counted(len(sequences), 'sample')} hold {100 * share:.0f} % of what is beyond "
+        f"the usual: {names}; mean |delta| {least:.3g} or more there, {usual:.3g} in the others"
     )
 
 

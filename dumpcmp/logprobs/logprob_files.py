@@ -17,7 +17,14 @@ from dumpcmp.archive.stores.urls import RemotePath, place
 from dumpcmp.importing.foreign import check_regular, in_natural_order
 from dumpcmp.importing.torch_file import TorchFile
 from dumpcmp.logprobs.archived_logprobs import of_archive
-from dumpcmp.logprobs.sequences import Logprobs, ScoredSequence, Tokens, placed
+from dumpcmp.logprobs.sequences import (
+    UNKNOWN,
+    Logprobs,
+    ScoredSequence,
+    Tokens,
+    is_same,
+    placed,
+)
 from dumpcmp.nouns.budgets import JSON_REPORT, Spending
 from dumpcmp.nouns.errors import ArchiveError
 
@@ -29,6 +36,7 @@ _MASKS = ("token_loss_mask", "loss_mask")
 _NAMES = ("sample_index", "index", "idx", "custom_id", "request_id", "sample", "id")
 _STEPS = ("step", "rollout_id")
 _NUMBER = re.compile(r"(\d{1,12})(?!.*\d)")
+_RANK = re.compile(r"rank[_=-]?\d+", re.I)
 _TOKEN_ID = re.compile(r"token_id:(\d{1,18})")
 _MOST_ID = (1 << 62) - 1
 
@@ -80,15 +88,26 @@ def _merged(found: Sequence[ScoredSequence]) -> list[ScoredSequence]:
         before = known.get(each.name)
         if before is None:
             known[each.name] = each
-        elif np.array_equal(before.tokens, each.tokens):
-            whole = np.where(np.isnan(before.logprobs), each.logprobs, before.logprobs)
-            known[each.name] = ScoredSequence(each.step, each.sample, each.tokens, whole)
+        elif (joined := _joined(before, each)) is not None:
+            known[each.name] = joined
         else:
             raise ArchiveError(
                 f"two samples are called {each.sample!r} at step {each.step}",
                 hint="give each line an index of its own, or one file a step",
             )
     return list(known.values())
+
+
+def _joined(one: ScoredSequence, other: ScoredSequence) -> ScoredSequence | None:
+    """One sequence of what both tell; None where they tell of other tokens."""
+    one, other = sorted((one, other), key=lambda each: -each.tokens.size)
+    size = other.tokens.size
+    if not is_same(one.tokens[:size], other.tokens).all():
+        return None
+    tokens, logprobs = one.tokens.copy(), one.logprobs.copy()
+    tokens[:size] = np.where(tokens[:size] == UNKNOWN, other.tokens, tokens[:size])
+    logprobs[:size] = np.where(np.isnan(logprobs[:size]), other.logprobs, logprobs[:size])
+    return ScoredSequence(one.step, one.sample, tokens, logprobs)
 
 
 class _Reader:
@@ -123,11 +142,10 @@ class _Reader:
         field = self.used if self.used in entry else self._field(entry)
         tokens = _numbers(entry[_first(entry, _TOKENS)])
         length = entry.get("input_lengths")
-        if isinstance(length, int) and 0 < length < tokens.size:
-            tokens = tokens[:length]  # what follows is padding
         values = _logprobs(entry[field])
-        if values.size > tokens.size:
-            values = values[: tokens.size]
+        if isinstance(length, int) and 0 < length < tokens.size:  # what follows is padding
+            values = values[:length] if values.size == tokens.size else values
+            tokens = tokens[:length]
         mask = next((_numbers(entry[m]) for m in _MASKS if m in entry), None)
         mask = mask[: tokens.size] if mask is not None else None
         response = entry.get("response_length")
@@ -152,7 +170,7 @@ def _told(error: Exception) -> str:
 
 
 def _step_of(path: Path) -> int:
-    found = _NUMBER.search(path.stem)
+    found = _NUMBER.search(_RANK.sub("", path.stem))
     return int(found[1]) if found else 0
 
 
@@ -229,7 +247,7 @@ def _of_entries(entry: Parsed, step: int) -> Iterator[ScoredSequence]:
     """The form of miles: for each sample of a batch, entries with their global positions."""
     for number, listed in enumerate(entry["logprob_entries"]):
         length = 2 + max((int(one["global_position"]) for one in listed), default=-2)
-        tokens, values = np.full(length, -1, np.int64), np.full(length, np.nan)
+        tokens, values = np.full(length, UNKNOWN, np.int64), np.full(length, np.nan)
         for one in listed:
             at = int(one["global_position"]) + 1  # an entry is of the token that comes next
             tokens[at] = int(one["token_id"])

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+UNKNOWN = -1  # in place of a token that a side does not tell
+
 Logprobs = NDArray[np.float64]
 Tokens = NDArray[np.int64]
 
@@ -24,6 +26,12 @@ class ScoredSequence:
     def name(self) -> tuple[int, str]:
         """What aligns both sides."""
         return self.step, self.sample
+
+
+def is_same(one: Tokens, other: Tokens) -> NDArray[np.bool_]:
+    """Which tokens are the same, or not told by one side."""
+    found: NDArray[np.bool_] = (one == other) | (one == UNKNOWN) | (other == UNKNOWN)
+    return found
 
 
 def placed(
