@@ -41,6 +41,7 @@ class Recorder(Outlet):
         self._outside: Step | None = None
         self.reel: Reeling | None = None  # while a CUDA graph is captured
         self.active: Callable[[], Step | None] = lambda: None  # on the thread that asks
+        self.is_open: Callable[[], bool] = lambda: True  # a step begins only where this says so
 
     @property
     def is_taped(self) -> bool:
@@ -53,7 +54,7 @@ class Recorder(Outlet):
             number = model.next_step()
             self.num_steps = max(self.num_steps, model.num_steps)
             self._finish_before(model.name)
-            if self.reel is None and not self.tap.selects_step(number):
+            if self.reel is None and not (self.tap.selects_step(number) and self.is_open()):
                 return None
             self.counts.steps += 1
             step = Step(self, model, number)
@@ -83,7 +84,7 @@ class Recorder(Outlet):
         """A new step of `model`, which a CUDA graph computes; None where it is not selected."""
         number = model.next_step()
         self.num_steps = max(self.num_steps, model.num_steps)
-        if not self.tap.selects_step(number):
+        if not (self.tap.selects_step(number) and self.is_open()):
             return None
         self.counts.steps += 1
         step = Step(self, model, number)
@@ -104,7 +105,7 @@ class Recorder(Outlet):
         with self.lock:
             model = self.function_model(name)
             number = model.next_step()
-            is_silent = not (wanted and self.tap.selects_step(number))
+            is_silent = not (wanted and self.tap.selects_step(number) and self.is_open())
             if not is_silent:
                 self.num_steps = max(self.num_steps, model.num_steps)
                 self.counts.steps += 1
