@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.taps.distributed.ranks import layout, microbatch, set_rank
     from dumpcmp.taps.onnx.sessions import OnnxSettings
     from dumpcmp.taps.recording.padding import padded
+    from dumpcmp.taps.recording.row_identity import requests
     from dumpcmp.weights import WeightReport, WeightRow, WeightVerdict, compare_weights
     from dumpcmp.verifying import (
         Report, VerifyConfig, run_and_compare, same, verify, verify_correctness, verifying_backend,
@@ -70,6 +71,7 @@ __all__ = [
     "compare_weights", "compiled_backend",
     "explain", "fx_backend", "graft", "graft_all", "import_dump", "layout", "microbatch",
     "pack_golden", "padded", "page", "propose_mapping", "reference", "register_annotation", "repro",
+    "requests",
     "run_and_compare", "same", "save", "set_rank", "verify", "verify_correctness", "verify_graph",
     "verify_partition_options", "verifying_backend",
 ]  # fmt: skip
@@ -113,6 +115,7 @@ _HOMES = {
     "taps.distributed.ranks": "layout microbatch set_rank",
     "taps.onnx.sessions": "OnnxSettings",
     "taps.recording.padding": "padded",
+    "taps.recording.row_identity": "requests",
     "weights": "WeightReport WeightRow WeightVerdict compare_weights",
     "verifying": "Report VerifyConfig run_and_compare same verify verify_correctness "
     "verifying_backend",
