@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -111,6 +112,7 @@ def rows_of(arguments: Mapping[str, Any], tracker: RowTracker) -> RowIds | None:
     if given is None:
         return None
     sequences = list(_sequences(given, stated))
+    num_rows = sum(map(len, sequences))
     if stated is not None and len(stated.names) != len(sequences):
         return None  # it is said of another model than this
     ids: list[RowId | None] = []
@@ -129,6 +131,7 @@ def rows_of(arguments: Mapping[str, Any], tracker: RowTracker) -> RowIds | None:
         if real:
             ends[place] = name, max(p for p in sequence if p is not None) + 1
     tracker.ends = ends
+    ids += [None] * (math.prod(given.shape) - num_rows)  # what fills a batch up
     told = ", ".join(filter(None, ("requests" if stated else "", given.source)))
     return RowIds.of(given.shape, ids, told)
 
@@ -238,11 +241,9 @@ def _of_packed(given: _RowArguments, stated: StatedRows | None) -> Iterator[list
         cuts = [0, *breaks, length]
     is_told = given.positions is not None
     for first, end in pairwise(cuts):
-        if first < min(end, length):
+        if first < min(end, length) or stated is not None:
             own = positions[first:end] if is_told else range(min(end, length) - first)
             yield list(own)
-    if cuts[-1] < length:
-        yield [None] * (length - cuts[-1])
 
 
 def _flat(positions: Tensor | None) -> list[int]:
