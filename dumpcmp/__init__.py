@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.golden import GoldenCheck, GoldenFile, check_golden, pack_golden
     from dumpcmp.grafting import GraftedRun, GraftReport, graft, graft_all
     from dumpcmp.importing import Imported, import_dump
+    from dumpcmp.invariance import InvarianceReport, InvarianceRow, check_invariance
     from dumpcmp.judge import (
         AllCloseValueChecker, AutomaticValueChecker, Checker, Conditions, CosineChecker,
         ExactChecker, Fp64Checker, FullValueChecker, ReferenceChecker, RoundingChecker,
@@ -58,6 +59,7 @@ __all__ = [
     "CheckError", "Checker", "Checkup", "Compiled", "Conclusion", "Conditions", "CosineChecker",
     "DumpcmpError", "EngineError", "ExactChecker", "Explanation", "Findings", "Fp64Checker",
     "FullValueChecker", "GoldenCheck", "GoldenFile", "GraftReport", "GraftedRun", "Imported",
+    "InvarianceReport", "InvarianceRow",
     "Judgement", "Key", "LayoutError", "LogprobCause", "LogprobReport", "LogprobSample", "Metrics",
     "MissingValueError", "NotCallableError",
     "OnnxSettings", "Op",
@@ -67,8 +69,8 @@ __all__ = [
     "VerificationWarning", "VerifyConfig", "WeightReport", "WeightRow", "WeightVerdict", "Why",
     "__version__", "activations", "audit", "capture",
     "capture_onnx",
-    "check", "check_golden", "check_partition_options", "compact", "compare", "compare_logprobs",
-    "compare_weights", "compiled_backend",
+    "check", "check_golden", "check_invariance", "check_partition_options", "compact", "compare",
+    "compare_logprobs", "compare_weights", "compiled_backend",
     "explain", "fx_backend", "graft", "graft_all", "import_dump", "layout", "microbatch",
     "pack_golden", "padded", "page", "propose_mapping", "reference", "register_annotation", "repro",
     "requests",
@@ -93,6 +95,7 @@ _HOMES = {
     "golden": "GoldenCheck GoldenFile check_golden pack_golden",
     "grafting": "GraftReport GraftedRun graft graft_all",
     "importing": "Imported import_dump",
+    "invariance": "InvarianceReport InvarianceRow check_invariance",
     "judge": "AllCloseValueChecker AutomaticValueChecker Checker Conditions CosineChecker "
     "ExactChecker Fp64Checker FullValueChecker ReferenceChecker RoundingChecker",
     "logprobs": "LogprobCause LogprobReport LogprobSample compare_logprobs",

@@ -33,6 +33,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "verify-graph": "hold every partition of every op of a graph against the op",
     },
     "Check what a program was given and what it gave": {
+        "invariance": "run a model by other schedules, and compare rows bit by bit",
         "logprobs": "compare log probabilities of two engines, and say why they differ",
         "weights": "hold loaded weights against those of their checkpoint",
     },
