@@ -69,7 +69,7 @@ class Capture:
         return self.writer.path.parent
 
     def record_if(self, condition: Callable[[], bool]) -> None:
-        """From now on record a step only where `condition()` is true when it begins."""
+        """From now on record, and count, a step only where `condition()` is true as it begins."""
         self.mode.recorder.is_open = condition
 
     def remarks(self) -> list[str]:

@@ -220,6 +220,8 @@ def _recorded(archive: Archive, name: str, record: Record) -> Weight:
     problem = record.problem
     if record.kept is Kept.SUMMARY:
         problem = "the archive has a Summary alone; dump with --weights"
+    if 0 in record.shape:
+        problem = "it has no elements: the program has packed it, or has let go of it"
     return Weight(
         name, record.dtype, record.shape, lambda: archive.load_own(record).bits, record.rank,
         record.key.slot.kind == "buffer", problem,

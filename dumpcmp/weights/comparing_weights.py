@@ -174,8 +174,9 @@ class _Comparison:
         row = WeightRow(weight.name, WeightVerdict.UNREAD, weight.problem, (), weight.dtype, "",
                         weight.shape)  # fmt: skip
         if weight.problem:
-            if found := self._names.find(weight.name):
-                self._cover_whole(found)
+            composition = next(self._names.compositions(weight.name, self._rows_of), ())
+            for part in (part for group in composition for part in group):
+                self._cover_whole(part.name)
             return row
         judged = self._judged(weight)
         if judged is None:

@@ -232,6 +232,33 @@ def test_weights_of_which_summaries_are_left_are_not_known(tmp_path: Path) -> No
     assert report.exit_code == 2 and {str(row.verdict) for row in report.rows} == {"unread"}
 
 
+def test_weights_that_an_engine_has_packed_are_not_known(golden: Path, tmp_path: Path) -> None:
+    """As vLLM has them on a CPU: the parameter is empty, and a kernel has the numbers."""
+
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv_proj = nn.Linear(64, 128)
+            self.qkv_proj.weight = nn.Parameter(torch.empty(0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.qkv_proj.bias.sum()
+
+    parts = {
+        f"{n}_proj.weight": torch.randn(rows, 64)
+        for n, rows in zip("qkv", (64, 32, 32), strict=True)
+    }
+    model = Packed()
+    parts["qkv_proj.bias"] = model.qkv_proj.bias.detach()
+    with dumpcmp.capture(model, tmp_path / "d", weights=True):
+        model(torch.ones(1, 64))
+    report = compare_weights(save(parts, tmp_path / "g.safetensors"), tmp_path / "d")
+    assert {row.name: str(row.verdict) for row in report.rows} == {
+        "qkv_proj.bias": "equal", "qkv_proj.weight": "unread",
+    }  # fmt: skip
+    assert report.exit_code == 2 and "packed" in report.failures[0].detail
+
+
 def test_a_cast_that_overflows_is_no_cast(tmp_path: Path) -> None:
     golden = save({"w": torch.full((4, 4), 1e6)}, tmp_path / "g.safetensors")
     mine = save({"w": torch.full((4, 4), 1e6).half()}, tmp_path / "m.safetensors")

@@ -48,13 +48,18 @@ class Recorder(Outlet):
         return self.reel is not None
 
     def begin(self, root: nn.Module, part: nn.Module | None = None) -> Step | None:
-        """A new step of `root`, or of a `part` of it alone; None where it is not selected."""
+        """A new step of `root`, or of a `part` of it alone; None where it is not selected.
+
+        Calls while the recorder is not open are not counted: warm-ups shift no numbers.
+        """
         with self.lock:
             model = self.model_of(root)
+            if self.reel is None and not self.is_open():
+                return None
             number = model.next_step()
             self.num_steps = max(self.num_steps, model.num_steps)
             self._finish_before(model.name)
-            if self.reel is None and not (self.tap.selects_step(number) and self.is_open()):
+            if self.reel is None and not self.tap.selects_step(number):
                 return None
             self.counts.steps += 1
             step = Step(self, model, number)
@@ -82,9 +87,11 @@ class Recorder(Outlet):
 
     def begin_replay(self, model: Model) -> Step | None:
         """A new step of `model`, which a CUDA graph computes; None where it is not selected."""
+        if not self.is_open():
+            return None
         number = model.next_step()
         self.num_steps = max(self.num_steps, model.num_steps)
-        if not (self.tap.selects_step(number) and self.is_open()):
+        if not self.tap.selects_step(number):
             return None
         self.counts.steps += 1
         step = Step(self, model, number)
