@@ -25,7 +25,7 @@ from dumpcmp.logprobs.sequences import (
     is_same,
     placed,
 )
-from dumpcmp.nouns.budgets import JSON_REPORT, Spending
+from dumpcmp.nouns.budgets import LOGPROBS, MOST_TOKENS, Spending
 from dumpcmp.nouns.errors import ArchiveError
 
 SUFFIXES = (".jsonl", ".json", ".pt")
@@ -123,7 +123,7 @@ class _Reader:
         for number, entry in enumerate(_entries(path)):
             try:
                 yield from self._of(entry, step, number)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
                 raise ArchiveError(
                     f"{path}: sample {number}: {_told(error)}",
                     hint="docs/how-to/compare-log-probabilities.md lists the forms that are read",
@@ -181,7 +181,7 @@ def _entries(path: Path) -> Iterator[Parsed]:
         with TorchFile(path) as file:
             yield from _samples(file.tree())
         return
-    spending = Spending(JSON_REPORT, path, path.stat().st_size)
+    spending = Spending(LOGPROBS, path, path.stat().st_size)
     text = path.read_text(encoding="utf-8", errors="replace")
     if path.suffix == ".json":
         yield from _samples(_parsed(text, path, 1))
@@ -247,6 +247,10 @@ def _of_entries(entry: Parsed, step: int) -> Iterator[ScoredSequence]:
     """The form of miles: for each sample of a batch, entries with their global positions."""
     for number, listed in enumerate(entry["logprob_entries"]):
         length = 2 + max((int(one["global_position"]) for one in listed), default=-2)
+        if length > MOST_TOKENS:
+            raise ValueError(
+                f"a position is {length - 2}, and a sequence has {MOST_TOKENS} at most"
+            )
         tokens, values = np.full(length, UNKNOWN, np.int64), np.full(length, np.nan)
         for one in listed:
             at = int(one["global_position"]) + 1  # an entry is of the token that comes next

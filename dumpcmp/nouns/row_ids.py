@@ -18,6 +18,7 @@ from dumpcmp.nouns.record import Call
 
 ROWS = Op(f"{EFFECTS}/rows")  # the reserved op
 TARGET = "dumpcmp.rows"  # of its Calls: no function that could be run again
+MOST_ROWS = 1 << 40  # of a step
 MOST_RUNS = 40_000  # that one Call tells of: its text is bounded
 
 RowId = tuple[str, int]  # a request, and a position in it
@@ -70,10 +71,14 @@ class RowIds:
                 (None if name is None else str(name), int(first), int(count))
                 for name, first, count in tree["runs"]
             )
-            if sum(count for *_, count in runs) != math.prod(shape) or min(shape, default=0) < 0:
+            counts, size = [count for *_, count in runs], math.prod(shape)
+            is_sound = min(*shape, *counts, 0) == 0 and size <= MOST_ROWS
+            if not is_sound or sum(counts) != size:
                 raise ValueError(f"{len(runs)} runs do not make up the shape {list(shape)}")
             return cls(shape, runs, str(tree.get("source", "")))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (
+            ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
+        ) as error:  # fmt: skip
             raise ArchiveError(
                 f"{call.site.place}: what it tells of rows is damaged: {error}",
                 hint="dumpcmp audit says which part of the archive has it",

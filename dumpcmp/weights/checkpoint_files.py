@@ -19,7 +19,7 @@ from dumpcmp.archive.stores.urls import RemotePath, place
 from dumpcmp.importing.foreign import Foreign, ForeignFile, in_natural_order
 from dumpcmp.importing.gathering import opened
 from dumpcmp.importing.titles import by_custom
-from dumpcmp.nouns.budgets import RUN, Spending
+from dumpcmp.nouns.budgets import WEIGHT_INDEX, Spending
 from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import ROOT, Key
@@ -114,10 +114,10 @@ def _listed(root: Path, names: Sequence[str]) -> list[str]:
     if index is None:
         return []
     file = root / index
-    Spending(RUN, file, file.stat().st_size)
+    Spending(WEIGHT_INDEX, file, file.stat().st_size)
     try:
-        files = set(json.loads(own_bytes(file, RUN.nbytes) or b"")["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        files = set(json.loads(own_bytes(file, WEIGHT_INDEX.nbytes) or b"")["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArchiveError(
             f"{file} is no index of a checkpoint: {error!r}", hint="remove it, or write it again"
         ) from None
