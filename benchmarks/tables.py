@@ -45,6 +45,7 @@ TABLES: dict[str, str] = {
     "verify": "verify",
     "weights": "weights",
     "logprobs": "logprobs",
+    "invariance": "invariance",
     "seeds": "seeds",
     "sound": "sound",
     "partition": "partition",
