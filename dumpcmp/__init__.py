@@ -18,10 +18,12 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.golden import GoldenCheck, GoldenFile, check_golden, pack_golden
     from dumpcmp.grafting import GraftedRun, GraftReport, graft, graft_all
     from dumpcmp.importing import Imported, import_dump
+    from dumpcmp.invariance import InvarianceReport, InvarianceRow, check_invariance
     from dumpcmp.judge import (
         AllCloseValueChecker, AutomaticValueChecker, Checker, Conditions, CosineChecker,
         ExactChecker, Fp64Checker, FullValueChecker, ReferenceChecker, RoundingChecker,
     )  # fmt: skip
+    from dumpcmp.logprobs import LogprobCause, LogprobReport, LogprobSample, compare_logprobs
     from dumpcmp.nouns.errors import (
         AlignError, ArchiveError, CaptureError, CaptureWarning, CheckError, DumpcmpError,
         EngineError, LayoutError, MissingValueError, NotCallableError, SelectionError,
@@ -45,6 +47,8 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.taps.distributed.ranks import layout, microbatch, set_rank
     from dumpcmp.taps.onnx.sessions import OnnxSettings
     from dumpcmp.taps.recording.padding import padded
+    from dumpcmp.taps.recording.row_identity import requests
+    from dumpcmp.weights import WeightReport, WeightRow, WeightVerdict, compare_weights
     from dumpcmp.verifying import (
         Report, VerifyConfig, run_and_compare, same, verify, verify_correctness, verifying_backend,
     )  # fmt: skip
@@ -55,16 +59,21 @@ __all__ = [
     "CheckError", "Checker", "Checkup", "Compiled", "Conclusion", "Conditions", "CosineChecker",
     "DumpcmpError", "EngineError", "ExactChecker", "Explanation", "Findings", "Fp64Checker",
     "FullValueChecker", "GoldenCheck", "GoldenFile", "GraftReport", "GraftedRun", "Imported",
-    "Judgement", "Key", "LayoutError", "Metrics", "MissingValueError", "NotCallableError",
+    "InvarianceReport", "InvarianceRow",
+    "Judgement", "Key", "LayoutError", "LogprobCause", "LogprobReport", "LogprobSample", "Metrics",
+    "MissingValueError", "NotCallableError",
     "OnnxSettings", "Op",
     "Origin", "Outcome", "Page", "PartitionConfig", "PartitionError", "Proposal", "Record",
     "ReferenceChecker", "Replay", "Report", "Repro", "Retention", "RoundingChecker", "Row",
     "SelectionError", "Slot", "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError",
-    "VerificationWarning", "VerifyConfig", "Why", "__version__", "activations", "audit", "capture",
+    "VerificationWarning", "VerifyConfig", "WeightReport", "WeightRow", "WeightVerdict", "Why",
+    "__version__", "activations", "audit", "capture",
     "capture_onnx",
-    "check", "check_golden", "check_partition_options", "compact", "compare", "compiled_backend",
+    "check", "check_golden", "check_invariance", "check_partition_options", "compact", "compare",
+    "compare_logprobs", "compare_weights", "compiled_backend",
     "explain", "fx_backend", "graft", "graft_all", "import_dump", "layout", "microbatch",
     "pack_golden", "padded", "page", "propose_mapping", "reference", "register_annotation", "repro",
+    "requests",
     "run_and_compare", "same", "save", "set_rank", "verify", "verify_correctness", "verify_graph",
     "verify_partition_options", "verifying_backend",
 ]  # fmt: skip
@@ -86,8 +95,10 @@ _HOMES = {
     "golden": "GoldenCheck GoldenFile check_golden pack_golden",
     "grafting": "GraftReport GraftedRun graft graft_all",
     "importing": "Imported import_dump",
+    "invariance": "InvarianceReport InvarianceRow check_invariance",
     "judge": "AllCloseValueChecker AutomaticValueChecker Checker Conditions CosineChecker "
     "ExactChecker Fp64Checker FullValueChecker ReferenceChecker RoundingChecker",
+    "logprobs": "LogprobCause LogprobReport LogprobSample compare_logprobs",
     "nouns.errors": "AlignError ArchiveError CaptureError CaptureWarning CheckError DumpcmpError "
     "EngineError LayoutError MissingValueError NotCallableError SelectionError VerificationError "
     "VerificationWarning",
@@ -107,6 +118,8 @@ _HOMES = {
     "taps.distributed.ranks": "layout microbatch set_rank",
     "taps.onnx.sessions": "OnnxSettings",
     "taps.recording.padding": "padded",
+    "taps.recording.row_identity": "requests",
+    "weights": "WeightReport WeightRow WeightVerdict compare_weights",
     "verifying": "Report VerifyConfig run_and_compare same verify verify_correctness "
     "verifying_backend",
 }

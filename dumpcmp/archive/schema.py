@@ -153,6 +153,13 @@ DATASET_ATTRS: dict[str, str] = {
     "digest": "xxh3_128 of the dataset's bytes, hexadecimal",
 }
 
+ROWS_FIELDS = {  # of the JSON object in the arguments of <effects>/rows
+    "shape": "the token dims of the step's inputs: [batch, length] or [tokens]",
+    "runs": "list of [request, first position, rows]: the rows in row-major order; request null: "
+    "padding",
+    "source": "the arguments of the model that told, such as position_ids, attention_mask",
+}
+
 INDEX_COLUMNS = (
     ("call", "<u4", "position in _index/calls"),
     ("form", "<u4", "position in _index/forms"),

@@ -32,6 +32,11 @@ GROUPS: dict[str, dict[str, str]] = {
         "verify-op": "hold partitions of an op against the op itself",
         "verify-graph": "hold every partition of every op of a graph against the op",
     },
+    "Check what a program was given and what it gave": {
+        "invariance": "run a model by other schedules, and compare rows bit by bit",
+        "logprobs": "compare log probabilities of two engines, and say why they differ",
+        "weights": "hold loaded weights against those of their checkpoint",
+    },
     "Look into archives, keep and move them": {
         "show": "show what is in an archive",
         "golden": "keep a golden run as a small file, hold programs against it",

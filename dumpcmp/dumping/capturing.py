@@ -68,6 +68,10 @@ class Capture:
     def path(self) -> Path:
         return self.writer.path.parent
 
+    def record_if(self, condition: Callable[[], bool]) -> None:
+        """From now on record, and count, a step only where `condition()` is true as it begins."""
+        self.mode.recorder.is_open = condition
+
     def remarks(self) -> list[str]:
         """What the user must hear at the end: filters that matched nothing, an empty dump."""
         recorder = self.mode.recorder

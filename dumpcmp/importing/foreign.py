@@ -86,6 +86,12 @@ class ForeignFile(ABC):
     def source(self, value: Foreign) -> Source:
         """The elements of one of its values."""
 
+    def bits(self, value: Foreign) -> NDArray[np.generic]:
+        """The elements as bits of their storage type, mapped where the file allows it."""
+        room = np.empty(value.nbytes, np.uint8)
+        self.source(value).copy_into(room.data)
+        return room.view(DTYPES[value.dtype].storage).reshape(value.shape)
+
     @cached_property
     def _by_name(self) -> dict[str, Foreign]:
         return {each.name: each for each in self.listed().values}

@@ -7,7 +7,11 @@ import math
 from functools import cached_property
 from typing import Any, NoReturn
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dumpcmp.archive.schema import checked_sizes
+from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.importing.foreign import (
     FileBytes,
     Foreign,
@@ -106,6 +110,16 @@ class SafetensorsFile(ForeignFile):
         names = sorted(self._entries, key=in_natural_order)  # its writers sort them otherwise
         values = tuple(self._entries[name][0] for name in names)
         return Listed(values, {str(name): str(word) for name, word in told.items()})
+
+    def bits(self, value: Foreign) -> NDArray[np.generic]:
+        if isinstance(self.path, RemotePath) or not value.nbytes:
+            return super().bits(value)
+        start = self._header[0] + self._places[value.name][0]
+        storage = DTYPES[value.dtype].storage
+        mapped = np.memmap(
+            self.path, storage, "c", start, value.shape
+        )  # a private copy, if written
+        return mapped.view(np.ndarray)
 
     def source(self, value: Foreign) -> RangeSource:
         first, last = self._places[value.name]

@@ -12,6 +12,9 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dumpcmp.archive.copies import copied_here
 from dumpcmp.importing.foreign import (
     ArraySource,
@@ -55,6 +58,10 @@ class TorchFile(ForeignFile):
             if found.setdefault(name, leaf) is not leaf:
                 raise self.wrong(f"two of its values are called {name!r}")
         return found
+
+    def tree(self) -> Any:
+        """What is in the file, as it was saved: dicts and lists of tensors, numbers and texts."""
+        return self._loaded()
 
     def _walked(self, tree: Any) -> Iterator[tuple[str, Any]]:
         """The leaves of dicts and lists, by the path to each.
@@ -142,8 +149,11 @@ class TorchFile(ForeignFile):
         return Foreign(self.path, name, dtype, shape, _trouble(tensor, dtype))
 
     def source(self, value: Foreign) -> ArraySource:
+        return ArraySource(self.bits(value))
+
+    def bits(self, value: Foreign) -> NDArray[np.generic]:
         try:
-            return ArraySource(value_of(self._tensors[value.name]).bits)
+            return value_of(self._tensors[value.name]).bits
         except (RuntimeError, TypeError, DumpcmpError) as error:
             said = str(error).partition("\n")[0]
             raise self.wrong(f"{value.name or 'its tensor'} cannot be read: {said}") from None

@@ -38,12 +38,15 @@ MANIFEST = Budget("manifest.json", 256 * MB)
 INDEX = Budget("an index of a part", 256 * MB)  # or a group of it
 TEXT = Budget("a text beside the parts", 256 * MB)
 JSON_REPORT = Budget("a JSON report", 2 << 30, nodes=50_000_000)
+LOGPROBS = Budget("a file of log probabilities", 8 << 30, nodes=10_000_000)  # lines of it
+MOST_TOKENS = 1 << 24  # of a sequence, by the positions that its entries tell
+WEIGHT_INDEX = Budget("an index of a checkpoint", 256 * MB)
 ONNX = Budget("an ONNX protobuf", (2 << 30) - 1, nodes=1_000_000, depth=32)
 FIXTURE = Budget("a golden fixture", 16 << 30, names=100_000)
 METRIC = Budget("a pair of arrays of a --metric", 1 << 62, seconds=60.0)
 ALL = (
     MAPPING, SAFETENSORS, NUMPY, ZIP, TORCH, MSPROBE, RUN, MANIFEST, INDEX, TEXT, JSON_REPORT,
-    FIXTURE, METRIC,
+    LOGPROBS, WEIGHT_INDEX, FIXTURE, METRIC,
 )  # fmt: skip
 
 MOST_INFLATED = 1032  # times larger: what deflate comes to at best

@@ -18,6 +18,7 @@ TABLES: dict[str, dict[str, str]] = {
     "call": schema.CALL_ATTRS,
     "dataset": schema.DATASET_ATTRS,
     "index": schema.INDEX_DATASETS,
+    "rows": schema.ROWS_FIELDS,
     "effects": {effect.op: meaning for effect, meaning in MEANINGS.items()},
     "trees": WORDS,
 }

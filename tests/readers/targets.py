@@ -32,9 +32,13 @@ from dumpcmp.execute import SerialExecutor
 from dumpcmp.golden import unpacked_golden
 from dumpcmp.importing import import_dump
 from dumpcmp.importing.gathering import find, gather, opened
+from dumpcmp.logprobs import compare_logprobs
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.layouts import parse_layout
+from dumpcmp.nouns.record import Call
+from dumpcmp.nouns.row_ids import RowIds
 from dumpcmp.nouns.selection import make_tap
 from dumpcmp.nouns.value import Value
 from dumpcmp.partitioning.checkpoint import read_checkpoint
@@ -45,6 +49,7 @@ from dumpcmp.summary.summary import summarise
 from dumpcmp.taps.onnx.places import NodePlaces
 from dumpcmp.taps.onnx.protobufs import attributes_of, graphs_of, read_model, tensors_of
 from dumpcmp.taps.onnx.tensors import from_proto
+from dumpcmp.weights.checkpoint_files import opened_weights
 from tests.archive.values import key, parts, put
 from tests.importing.torchair_trees import Task, described, ge_bytes
 
@@ -87,6 +92,30 @@ op,call,slot,token,paired_by,verdict,golden_shape,my_op,reason
 a,0,output.0,0,key,PASS,"[2, 3]",,
 "b,c",1,input.0,0,,UNPAIRED,,,"no ""match"\"\"
 """
+
+SCORED = b"""\
+{"step": 0, "index": 1, "tokens": [5, 6, 7, 8], "response_length": 2, "log_probs": [-1.5, -0.25]}
+{"idx": 2, "token_ids": [5, 6, 7, 0], "input_lengths": 3, "token_loss_mask": [0, 1, 1, 0],
+"""[:-1].replace(b"1, 0],", b'1, 0], "generation_logprobs": [0.0, -1.0, -2.0, 0.0]}')
+SCORED_BATCH = b'{"token_ids": [[1, 2], [3, 4]], "logprobs": [[0.0, -1.0], [null, -2.0]]}\n'
+ENTRIES = b"""{"rank": 0, "logprob_entries": [[
+{"global_position": 0, "token_id": 7, "logprob": -0.5, "is_valid": true},
+{"global_position": 1, "token_id": 8, "logprob": -1.5, "is_valid": false}]]}"""
+ANSWERS = (
+    b"""\
+{"choices": [{"index": 0, "prompt_token_ids": [3, 4], "prompt_logprobs": [null, {"4": -1.0}],
+"""[:-1]
+    + b' "logprobs": {"tokens": ["a", "token_id:9"], "token_logprobs": [-0.1, -0.2]}}]}\n'
+)
+CHAT = (
+    b"""\
+{"custom_id": "7", "response": {"body": {"choices": [{"logprobs": {"content": [
+"""[:-1]
+    + b'{"token": "a", "logprob": -0.5}]}}]}}}\n'
+)
+WEIGHT_MAP = b'{"metadata": {}, "weight_map": {"a": "model.safetensors"}}'
+ROW_IDS = b'{"shape":[2,3],"runs":[["a",0,3],[null,0,1],["b",4,2]],"source":"positions"}'
+ROW_OP = Op("<effects>/rows")
 
 Read = Callable[[bytes], object]
 
@@ -133,6 +162,11 @@ class Targets:
             "fx": (self._tree(FX), [_npy(X), _npy(np.array("sum"))]),
             "sglang": (self._tree(SGLANG), [_torch(True)]),
             "onnx": (self._onnx, []),
+            "log probabilities": (self._logprobs("a.jsonl"), [SCORED, SCORED_BATCH]),
+            "entries of ranks": (self._logprobs("rank_0.json"), [ENTRIES]),
+            "answers": (self._logprobs("b.jsonl"), [ANSWERS, CHAT]),
+            "weight indexes": (self._weight_index, [WEIGHT_MAP]),
+            "row ids": (self._row_ids, [ROW_IDS]),
         }
 
     def _in_archive(self, place: Path) -> Read:
@@ -240,6 +274,32 @@ class Targets:
         (room / "dump.json").write_bytes(content)
         with suppress(DumpcmpError):
             import_dump(room.parents[1], self.room / "out", format="msprobe", overwrite=True)
+
+    def _logprobs(self, name: str) -> Read:
+        """Compare a file of log probabilities with itself, and print the report."""
+        path = self.room / name
+
+        def read(content: bytes) -> None:
+            path.write_bytes(content)
+            with suppress(DumpcmpError), np.errstate(all="ignore"):
+                report = compare_logprobs(path, path)
+                assert report.text() and report.exit_code in (0, 1, 2)
+
+        return read
+
+    def _weight_index(self, content: bytes) -> None:
+        room = self.room / "checkpoint"
+        room.mkdir(exist_ok=True)
+        (room / "model.safetensors").write_bytes(_safetensors())
+        (room / "model.safetensors.index.json").write_bytes(content)
+        with suppress(DumpcmpError), opened_weights(room) as found:
+            assert found.weights
+
+    def _row_ids(self, content: bytes) -> None:
+        text = content.decode(errors="replace")
+        with suppress(DumpcmpError):
+            found = RowIds.read(Call("M", 0, ROW_OP, 0, 0, arguments=text))
+            assert sum(1 for _ in zip(found, range(100), strict=False)) <= len(found)
 
     def _mapping(self, content: bytes) -> None:
         place = self.room / "names.yaml"

@@ -23,6 +23,7 @@ from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.graph_runs import GRAPH
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call, Record
+from dumpcmp.nouns.row_ids import ROWS, RowIds
 from dumpcmp.nouns.spoken import ranks_named, said_of
 
 _AT_ONCE = 64  # ranks whose indexes are read together
@@ -320,8 +321,15 @@ class Captured(Loader, Mapping[Key, Record]):
         They are Calls of reserved ops, and what they hold by value is in their arguments.
         """
         found = {held.rank: held.calls(effects=True) for held in self._rank_steps(model, step)}
-        told = {rank: [c for c in calls if c.op != GRAPH] for rank, calls in found.items()}
+        kinds = (GRAPH, ROWS)  # which say something of values, and are left behind by no run
+        told = {rank: [c for c in calls if c.op not in kinds] for rank, calls in found.items()}
         return {rank: calls for rank, calls in told.items() if calls}
+
+    def rows_at(self, model: str, step: int) -> dict[int, RowIds]:
+        """Which request and position each row of one step is, by rank, where that is recorded."""
+        found = {held.rank: held.calls(effects=True) for held in self._rank_steps(model, step)}
+        return {rank: RowIds.read(call) for rank, calls in found.items() for call in calls
+                if call.op == ROWS}  # fmt: skip
 
     def effect_values_at(self, model: str, step: int) -> dict[Key, tuple[Record, ...]]:
         """The Records of tensors that effects of one step have of their own."""

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from dumpcmp.handlers import HOLD
 from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.record import Call
+from dumpcmp.nouns.row_ids import RowIds
 from dumpcmp.nouns.selection import Level
 from dumpcmp.pytorch.module_trees import modules_of
 from dumpcmp.pytorch.names import (
@@ -48,7 +49,12 @@ from dumpcmp.taps.modes.function_mode import (
 from dumpcmp.taps.modes.replicas import Parallels
 from dumpcmp.taps.modes.torch_conditions import overrides_as_uncaptured
 from dumpcmp.taps.modes.warning_places import warnings_as_uncaptured
-from dumpcmp.taps.recording.changed_inputs import GivenArguments, given_to, put_changed
+from dumpcmp.taps.recording.changed_inputs import (
+    GivenArguments,
+    given_to,
+    named_arguments,
+    put_changed,
+)
 from dumpcmp.taps.recording.end_state import put_state, put_state_of
 from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.grafts import Grafts
@@ -59,6 +65,7 @@ from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.replays import Replays
 from dumpcmp.taps.recording.returned import raised, returned
 from dumpcmp.taps.recording.routine import Ticket
+from dumpcmp.taps.recording.row_identity import RowTracker, put_rows, rows_of
 from dumpcmp.taps.recording.step import Step
 from dumpcmp.taps.recording.step_kinds import recomputation_of
 from dumpcmp.taps.recording.training import Training
@@ -100,6 +107,7 @@ class _Rooted(NamedTuple):
     args: Any
     kwargs: dict[str, Any]
     given: GivenArguments
+    rows: RowIds | None = None  # which request and position each row of its input is
 
 
 class _Doing(threading.local):
@@ -138,6 +146,7 @@ class ModuleCapture:
         self._num_ranks = 1
         self._training: Training | None = None  # while it runs, and after
         self._door: CallDoor | None = None
+        self._trackers: dict[str, RowTracker] = {}  # of rows, by the names of models
         self._num_bodies = 0  # calls of torch.cond and its like that were not recorded
         self.compiles = False  # whether what the program compiles stays compiled
         self.enter = enter_module
@@ -285,7 +294,7 @@ class ModuleCapture:
                 step = here.step = self.recorder.begin_function(name, not self._roots, self.begin)
                 self.watches.begin(step, None)
             called = call.function, call.args, call.kwargs
-            rooted = _Rooted(*called, self._given(step, *called))
+            rooted = _Rooted(*called, self._given(step, *called), self._rows(step, *called))
             handled = sys.exception()  # by whoever calls the function
             ends = ExitStack()
             here.mode = ends.enter_context(self.mode(step)) if self.mode else None
@@ -376,9 +385,10 @@ class ModuleCapture:
             step.graft(self.grafts)
         ends.enter_context(self._inside(step))
         given = self._given(step, module, args, kwargs)
+        rows = self._rows(step, module, args, kwargs)
         run = self.root_run(module, run, args, kwargs)
         *called, after = self._begin_module(step, module, run, args, kwargs)
-        ended = partial(self._end_step, step, _Rooted(module, args, kwargs, given), after)
+        ended = partial(self._end_step, step, _Rooted(module, args, kwargs, given, rows), after)
         return *called, ended  # type: ignore[return-value]
 
     def _given(self, step: Step, root: Any, args: Any, kwargs: Any) -> GivenArguments:
@@ -387,6 +397,18 @@ class ModuleCapture:
         except Exception as error:
             self.recorder.give_up(error)
             return {}
+
+    def _rows(self, step: Step, root: Any, args: Any, kwargs: Any) -> RowIds | None:
+        """Which rows a call of `root` has; nothing is read of a device that captures a graph."""
+        if self.recorder.is_taped:
+            return None
+        tracker = self._trackers.setdefault(step.model.name, RowTracker())
+        try:
+            with DisableTorchFunction(), DisableTorchDispatch():
+                return rows_of(dict(named_arguments(root, args, kwargs)), tracker)
+        except Exception as error:
+            self.recorder.note_lacking(f"which rows a step has is not recorded: {error}")
+            return None
 
     def _end_step(
         self,
@@ -407,7 +429,8 @@ class ModuleCapture:
         if error is not None and not isinstance(error, Exception):
             return None  # who interrupts a run tells nothing of the model
         try:
-            put_changed(step, *rooted)
+            put_changed(step, *rooted[:4])
+            put_rows(step, rooted.rows)
             if error is not None:
                 raised(step, error)
                 return None

@@ -41,7 +41,7 @@ def given_to(step: Step, root: Any, args: Any, kwargs: Mapping[str, Any]) -> Giv
     with step.outlet.sparing(), DisableTorchFunction(), DisableTorchDispatch():
         return {
             name: _argument(name, value)
-            for name, value in _named(root, args, kwargs)
+            for name, value in named_arguments(root, args, kwargs)
             if not isinstance(value, _CONSTANT)
         }
     return {}
@@ -56,7 +56,7 @@ def put_changed(
     with step.outlet.sparing(), DisableTorchFunction(), DisableTorchDispatch():
         parts: dict[str, Tree] = {}
         found: list[tuple[str, Tensor]] = []
-        for name, value in _named(root, args, kwargs):
+        for name, value in named_arguments(root, args, kwargs):
             if name not in before or not _is_changed(name, value, before[name]):
                 continue
             writer = _Marking(before[name].tensors)
@@ -68,7 +68,7 @@ def put_changed(
             step.put_effect(call, found)
 
 
-def _named(root: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def named_arguments(root: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The arguments of a call of `root`, a module or a function, by the names that it has for them.
 
     A function is given tensors that it closes over, too.

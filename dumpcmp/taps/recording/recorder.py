@@ -41,15 +41,21 @@ class Recorder(Outlet):
         self._outside: Step | None = None
         self.reel: Reeling | None = None  # while a CUDA graph is captured
         self.active: Callable[[], Step | None] = lambda: None  # on the thread that asks
+        self.is_open: Callable[[], bool] = lambda: True  # a step begins only where this says so
 
     @property
     def is_taped(self) -> bool:
         return self.reel is not None
 
     def begin(self, root: nn.Module, part: nn.Module | None = None) -> Step | None:
-        """A new step of `root`, or of a `part` of it alone; None where it is not selected."""
+        """A new step of `root`, or of a `part` of it alone; None where it is not selected.
+
+        Calls while the recorder is not open are not counted: warm-ups shift no numbers.
+        """
         with self.lock:
             model = self.model_of(root)
+            if self.reel is None and not self.is_open():
+                return None
             number = model.next_step()
             self.num_steps = max(self.num_steps, model.num_steps)
             self._finish_before(model.name)
@@ -81,6 +87,8 @@ class Recorder(Outlet):
 
     def begin_replay(self, model: Model) -> Step | None:
         """A new step of `model`, which a CUDA graph computes; None where it is not selected."""
+        if not self.is_open():
+            return None
         number = model.next_step()
         self.num_steps = max(self.num_steps, model.num_steps)
         if not self.tap.selects_step(number):
@@ -104,7 +112,7 @@ class Recorder(Outlet):
         with self.lock:
             model = self.function_model(name)
             number = model.next_step()
-            is_silent = not (wanted and self.tap.selects_step(number))
+            is_silent = not (wanted and self.tap.selects_step(number) and self.is_open())
             if not is_silent:
                 self.num_steps = max(self.num_steps, model.num_steps)
                 self.counts.steps += 1
