@@ -56,6 +56,12 @@ def _concat(*given: Tensor, axis: int) -> Tensor:
     return torch.cat(given, axis)
 
 
+@define("Loop Scan", _MOVES)
+def _stacked(*given: Tensor, axis: int = 0) -> Tensor:
+    """What the iterations gave, in one tensor: their nodes are calls of their own."""
+    return torch.stack(given, axis)
+
+
 @define("Split", _MOVES)
 def _split(
     x: Tensor, split: Tensor | None = None, axis: int = 0, num_outputs: int = 0

@@ -6,57 +6,24 @@ Its weights have the paths that they had in the model which was exported, where 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from torch import Tensor, nn
 
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.pytorch.trees import slots_of
+from dumpcmp.taps.onnx.control_flow import GraphUnroller
 from dumpcmp.taps.onnx.folding import folded_nodes
-from dumpcmp.taps.onnx.places import NodePlace, NodePlaces
-from dumpcmp.taps.onnx.protobufs import attribute_tensors, attributes_of, read_model
+from dumpcmp.taps.onnx.graph_nodes import NodeReader
+from dumpcmp.taps.onnx.places import NodePlaces
+from dumpcmp.taps.onnx.protobufs import read_model
 from dumpcmp.taps.onnx.sessions import GraphTapping, OnnxSettings, run_session, tapping
 from dumpcmp.taps.onnx.tensors import dtype_of, from_proto, to_ort
 
-if TYPE_CHECKING:
-    from onnx import NodeProto
-
-_STANDARD = ("", "ai.onnx")
 _MADE = re.compile(r"val_\d+|\w*const\w*|_to_copy.*")  # names that the exporter gives to constants
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OnnxNode:
-    """A node of the graph that runs: an op with its attributes, by the names of its values."""
-
-    name: str
-    domain: str  # "onnx", or "com.microsoft"
-    op: str
-    version: int  # of the domain's ops
-    inputs: tuple[str, ...]  # empty: left out
-    outputs: tuple[str, ...]
-    attributes: Mapping[str, Any]  # numbers, words, lists, and tensors
-    place: NodePlace
-    has_body: bool = False  # it runs a graph of its own
-
-    @property
-    def function(self) -> str:
-        """Its op as captures name it."""
-        return f"{self.domain}.{self.op}"
-
-    @property
-    def target(self) -> str:
-        """What a replay looks for in its table of ops."""
-        return f"{self.domain}::{self.op}.{self.version}"
-
-    @property
-    def source(self) -> str:
-        """The line of the program, and the name in the graph."""
-        return f"{self.place.line} {self.name}".strip()
 
 
 class OnnxModel(nn.Module):
@@ -80,28 +47,17 @@ class OnnxModel(nn.Module):
             self.constants |= each.leaves
         versions = {each.domain: each.version for each in self.tapping.graph.opset_import}
         old = {} if exported is None else {e.domain: e.version for e in exported.opset_import}
+        folded_protos = [node for each in folded for node in each.nodes]
         self.nodes = [
-            *self._nodes([node for each in folded for node in each.nodes], old, room),
-            *self._nodes(graph.node, versions, room),
+            *NodeReader(old, self.places, room).nodes(folded_protos),
+            *NodeReader(versions, self.places, room).nodes(graph.node),
         ]
+        self.unroller = GraphUnroller(
+            self.tapping.graph, self.settings, room, lambda: dict(self.named_weights())
+        )
         self._exported = exported
         self.inputs = list(self.tapping.plain.get_inputs())
         self._plant()
-
-    def _nodes(
-        self, nodes: Sequence[NodeProto], versions: Mapping[str, int], room: Path
-    ) -> Iterator[OnnxNode]:
-        for node, place in zip(nodes, self.places.of_all(nodes), strict=True):
-            tensors = {n: from_proto(t, room) for n, t in attribute_tensors(node).items()}
-            plain = attributes_of(node)
-            if node.op_type == "Constant" and node.domain in _STANDARD:
-                continue
-            yield OnnxNode(
-                node.name, "onnx" if node.domain in _STANDARD else node.domain, node.op_type,
-                versions.get(node.domain, 1), tuple(node.input), tuple(node.output),
-                plain | tensors, place,
-                any(each.HasField("g") or each.graphs for each in node.attribute),
-            )  # fmt: skip
 
     def _plant(self) -> None:
         """Have weights at the paths that they had in the model that was exported."""
@@ -123,6 +79,13 @@ class OnnxModel(nn.Module):
                 self.constants[name] = weight
             else:
                 holder.register_buffer(word, tensor)
+
+    def all_constants(self) -> Iterator[Tensor]:
+        """The constants of the graph and of the bodies in it."""
+        yield from self.constants.values()
+        for node in self.nodes:
+            for body in node.bodies.values():
+                yield from body.all_constants()
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The filters that the file has, by name: ORT may lay out its own otherwise."""

@@ -66,19 +66,23 @@ def check_providers(settings: OnnxSettings) -> None:
             )
 
 
-def open_session(path: Path, settings: OnnxSettings, saved: Path, optimises: bool = True) -> Any:
-    """A session of the model at `path`, which saves the graph that it runs as `saved`."""
+def open_session(
+    path: Path, settings: OnnxSettings, saved: Path | None, optimises: bool = True
+) -> Any:
+    """A session of the model at `path`; the graph that it runs is written to `saved`."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _QUIET
     options.graph_optimization_level = _level(settings.level if optimises else "off")
-    options.optimized_model_filepath = str(saved)
-    entries = {
-        "session.optimized_model_external_initializers_file_name": f"{saved.stem}-{_WEIGHTS}",
-        "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
-        **settings.options,
-    }
+    entries = dict(settings.options)
+    if saved is not None:
+        options.optimized_model_filepath = str(saved)
+        entries = {
+            "session.optimized_model_external_initializers_file_name": f"{saved.stem}-{_WEIGHTS}",
+            "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+            **entries,
+        }
     try:
         for name, value in entries.items():
             options.add_session_config_entry(name, value)

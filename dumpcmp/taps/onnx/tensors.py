@@ -35,6 +35,16 @@ def dtype_of(kind: str) -> str:
     return _TYPES.get(kind[7:-1], "")
 
 
+def number_of_dtype(dtype: torch.dtype) -> int:
+    """The number that ONNX has for a dtype of torch."""
+    import onnx
+
+    name = str(dtype).removeprefix("torch.")
+    if name in _ODD:
+        return _ODD[name]
+    return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name)))
+
+
 def from_proto(tensor: TensorProto, room: Path) -> Tensor:
     """The numbers of a tensor of a file, whose external data lies in `room`."""
     import onnx

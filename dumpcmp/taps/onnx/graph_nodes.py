@@ -1,0 +1,123 @@
+"""The nodes of a graph that ONNX Runtime runs, and of the graphs inside of If, Loop and Scan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from dumpcmp.taps.onnx.places import NodePlace, NodePlaces
+from dumpcmp.taps.onnx.protobufs import attribute_tensors, attributes_of
+from dumpcmp.taps.onnx.tensors import from_proto
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto
+
+STANDARD = ("", "ai.onnx")  # both are ONNX's own domain
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OnnxBody:
+    """The graph inside of an If, a Loop or a Scan."""
+
+    graph: GraphProto
+    nodes: Sequence[OnnxNode]
+    constants: Mapping[str, Tensor]
+
+    @property
+    def inputs(self) -> list[str]:
+        return [each.name for each in self.graph.input]
+
+    @property
+    def outputs(self) -> list[str]:
+        return [each.name for each in self.graph.output]
+
+    def all_constants(self) -> Iterator[Tensor]:
+        """Its constants, and those of the bodies inside of it."""
+        yield from self.constants.values()
+        for node in self.nodes:
+            for body in node.bodies.values():
+                yield from body.all_constants()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OnnxNode:
+    """A node of the graph that runs: an op with its attributes, by the names of its values."""
+
+    name: str
+    domain: str  # "onnx", or "com.microsoft"
+    op: str
+    version: int  # of the domain's ops
+    inputs: tuple[str, ...]  # empty: left out
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]  # numbers, words, lists, and tensors
+    place: NodePlace
+    bodies: Mapping[str, OnnxBody] = field(default_factory=dict)  # by attribute: "then_branch"
+
+    @property
+    def function(self) -> str:
+        """Its op as captures name it."""
+        return f"{self.domain}.{self.op}"
+
+    @property
+    def target(self) -> str:
+        """What a replay looks for in its table of ops."""
+        return f"{self.domain}::{self.op}.{self.version}"
+
+    @property
+    def source(self) -> str:
+        """The line of the program, and the name in the graph."""
+        return f"{self.place.line} {self.name}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReader:
+    """Reads nodes; `folder` has the external data of their tensors."""
+
+    versions: Mapping[str, int]  # of the ops of each domain
+    places: NodePlaces
+    folder: Path
+
+    def nodes(self, nodes: Sequence[NodeProto]) -> Iterator[OnnxNode]:
+        """All nodes but constants, which are values."""
+        for node, place in zip(nodes, self.places.of_all(nodes), strict=True):
+            if node.op_type == "Constant" and node.domain in STANDARD:
+                continue
+            protos = attribute_tensors(node).items()
+            tensors = {name: from_proto(proto, self.folder) for name, proto in protos}
+            bodies = {
+                each.name: self._body(each.g) for each in node.attribute if each.HasField("g")
+            }
+            yield OnnxNode(
+                node.name, "onnx" if node.domain in STANDARD else node.domain, node.op_type,
+                self.versions.get(node.domain, 1), tuple(node.input), tuple(node.output),
+                attributes_of(node) | tensors, place, bodies,
+            )  # fmt: skip
+
+    def _body(self, graph: GraphProto) -> OnnxBody:
+        constants = {each.name: from_proto(each, self.folder) for each in graph.initializer}
+        constants |= dict(self._constant_nodes(graph.node))
+        return OnnxBody(graph, list(self.nodes(graph.node)), constants)
+
+    def _constant_nodes(self, nodes: Iterable[NodeProto]) -> Iterator[tuple[str, Tensor]]:
+        for node in nodes:
+            if node.op_type == "Constant" and node.domain in STANDARD:
+                for proto in attribute_tensors(node).values():
+                    yield node.output[0], from_proto(proto, self.folder)
+
+
+def read_before(graph: GraphProto) -> list[str]:
+    """The names of values that a body takes from the graphs around it."""
+    known = {each.name for each in (*graph.input, *graph.initializer)}
+    found: dict[str, None] = {}
+    for node in graph.node:
+        names = list(node.input)
+        for attribute in node.attribute:
+            names += read_before(attribute.g) if attribute.HasField("g") else []
+        found |= dict.fromkeys(name for name in names if name and name not in known)
+        known.update(node.output)
+    known_outputs = (each.name for each in graph.output)
+    return [*found, *(name for name in known_outputs if name not in known and name not in found)]
