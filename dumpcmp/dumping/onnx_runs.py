@@ -19,7 +19,7 @@ from dumpcmp.dumping.capturing import capturing
 from dumpcmp.dumping.modes import PlainMode
 from dumpcmp.dumping.retention import Retention
 from dumpcmp.nouns.errors import CaptureError, SelectionError
-from dumpcmp.nouns.key import ROOT
+from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.record import Kept
 from dumpcmp.nouns.selection import Selection, make_tap
 from dumpcmp.nouns.value import to_torch
@@ -74,10 +74,11 @@ def _of_step(archive: Archive, model: str, step: int) -> ModelInputs:
     args: list[Tensor] = []
     kwargs: dict[str, Tensor] = {}
     for held in archive.rank_steps(model, step):
-        for record in held.records():
-            key = record.key
-            if key.op != ROOT or key.call or not key.slot.startswith("input."):
+        for name in held.names(ROOT):
+            key = Key(model, step, *name)
+            if key.call or not key.slot.startswith("input."):
                 continue
+            record = held.record(key)
             if record.kept is not Kept.FULL:
                 raise CaptureError(
                     f"{key}: of this input only a Summary was kept", hint="dump golden whole"

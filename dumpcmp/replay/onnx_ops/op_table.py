@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.onnx_dtypes import ONNX_DTYPES
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.unreplayable import Unreplayable
 
@@ -80,20 +81,11 @@ def number(given: Tensor | float | None, default: float = 0.0) -> float:
     return float(given)
 
 
-# The dtypes of ONNX by number.
-_DTYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
-    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64",
-    15: "complex128", 16: "bfloat16", 17: "float8_e4m3fn", 18: "float8_e4m3fnuz",
-    19: "float8_e5m2", 20: "float8_e5m2fnuz",
-}  # fmt: skip
-
-
 def dtype_numbered(number: int) -> torch.dtype:
     """Torch's dtype of a number of ONNX."""
-    if number not in _DTYPES:
+    if number not in ONNX_DTYPES:
         raise Unreplayable(f"torch has no dtype for ONNX's number {number}")
-    found: torch.dtype = getattr(torch, _DTYPES[number])
+    found: torch.dtype = getattr(torch, ONNX_DTYPES[number])
     return found
 
 

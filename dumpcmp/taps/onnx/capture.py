@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,11 @@ class OnnxCapture(ModuleCapture):
     def __init__(self, recorder: Recorder, roots: Collection[nn.Module] = ()) -> None:
         super().__init__(recorder, roots, mode=None)
         self._models: dict[int, OnnxModel] = {}
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Nothing is compiled in here."""
+        yield
 
     def _is_root(self, module: nn.Module) -> bool:
         return isinstance(module, OnnxModel) and super()._is_root(module)

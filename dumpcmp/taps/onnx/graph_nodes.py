@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from dumpcmp.taps.onnx.places import NodePlace, NodePlaces
 from dumpcmp.taps.onnx.protobufs import attribute_tensors, attributes_of
-from dumpcmp.taps.onnx.tensors import from_proto
+from dumpcmp.taps.onnx.tensors import TensorFiles
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
@@ -75,11 +74,11 @@ class OnnxNode:
 
 @dataclass(frozen=True, slots=True)
 class NodeReader:
-    """Reads nodes; `folder` has the external data of their tensors."""
+    """Reads nodes, and the tensors in them."""
 
     versions: Mapping[str, int]  # of the ops of each domain
     places: NodePlaces
-    folder: Path
+    files: TensorFiles
 
     def nodes(self, nodes: Sequence[NodeProto]) -> Iterator[OnnxNode]:
         """All nodes but constants, which are values."""
@@ -87,7 +86,7 @@ class NodeReader:
             if node.op_type == "Constant" and node.domain in STANDARD:
                 continue
             protos = attribute_tensors(node).items()
-            tensors = {name: from_proto(proto, self.folder) for name, proto in protos}
+            tensors = {name: self.files.tensor(proto) for name, proto in protos}
             bodies = {
                 each.name: self._body(each.g) for each in node.attribute if each.HasField("g")
             }
@@ -98,7 +97,7 @@ class NodeReader:
             )  # fmt: skip
 
     def _body(self, graph: GraphProto) -> OnnxBody:
-        constants = {each.name: from_proto(each, self.folder) for each in graph.initializer}
+        constants = {each.name: self.files.tensor(each) for each in graph.initializer}
         constants |= dict(self._constant_nodes(graph.node))
         return OnnxBody(graph, list(self.nodes(graph.node)), constants)
 
@@ -106,7 +105,7 @@ class NodeReader:
         for node in nodes:
             if node.op_type == "Constant" and node.domain in STANDARD:
                 for proto in attribute_tensors(node).values():
-                    yield node.output[0], from_proto(proto, self.folder)
+                    yield node.output[0], self.files.tensor(proto)
 
 
 def read_before(graph: GraphProto) -> list[str]:

@@ -6,22 +6,26 @@ Its weights have the paths that they had in the model which was exported, where 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
 
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.pytorch.trees import slots_of
+from dumpcmp.taps.onnx.blocked_images import NCHWC
 from dumpcmp.taps.onnx.control_flow import GraphUnroller
 from dumpcmp.taps.onnx.folding import folded_nodes
-from dumpcmp.taps.onnx.graph_nodes import NodeReader
+from dumpcmp.taps.onnx.graph_nodes import NodeReader, OnnxNode
 from dumpcmp.taps.onnx.places import NodePlaces
 from dumpcmp.taps.onnx.protobufs import read_model
 from dumpcmp.taps.onnx.sessions import GraphTapping, OnnxSettings, run_session, tapping
-from dumpcmp.taps.onnx.tensors import dtype_of, from_proto, to_ort
+from dumpcmp.taps.onnx.tensors import TensorFiles, dtype_of, to_ort
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, TensorProto
 
 _MADE = re.compile(r"val_\d+|\w*const\w*|_to_copy.*")  # names that the exporter gives to constants
 
@@ -40,7 +44,8 @@ class OnnxModel(nn.Module):
         self.tapping: GraphTapping = tapping(at, self.settings, room)
         self.places = NodePlaces() if exported is None else NodePlaces.of(exported)
         graph = self.tapping.graph.graph
-        self.constants = {each.name: from_proto(each, room) for each in graph.initializer}
+        files = TensorFiles(room)
+        self.constants = {each.name: files.tensor(each) for each in graph.initializer}
         folded = [] if exported is None else folded_nodes(exported, at.parent, self.constants)
         self.folded_values = {name: tensor for each in folded for name, tensor in each.values()}
         for each in folded:
@@ -49,13 +54,11 @@ class OnnxModel(nn.Module):
         old = {} if exported is None else {e.domain: e.version for e in exported.opset_import}
         folded_protos = [node for each in folded for node in each.nodes]
         self.nodes = [
-            *NodeReader(old, self.places, room).nodes(folded_protos),
-            *NodeReader(versions, self.places, room).nodes(graph.node),
+            *NodeReader(old, self.places, files).nodes(folded_protos),
+            *NodeReader(versions, self.places, files).nodes(graph.node),
         ]
-        self.unroller = GraphUnroller(
-            self.tapping.graph, self.settings, room, lambda: dict(self.named_weights())
-        )
-        self._exported = exported
+        self.unroller = GraphUnroller(self.tapping.graph, self.settings, room, self.named_filters)
+        self._filters = [] if exported is None else filters_of(exported, self.nodes)
         self.inputs = list(self.tapping.plain.get_inputs())
         self._plant()
 
@@ -87,19 +90,13 @@ class OnnxModel(nn.Module):
             for body in node.bodies.values():
                 yield from body.all_constants()
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def named_filters(self) -> dict[str, Tensor]:
         """The filters that the file has, by name: ORT may lay out its own otherwise."""
-        for each in self._exported.graph.initializer if self._exported is not None else ():
-            if len(each.dims) == 4:
-                planted = self._planted(each.name)
-                yield (
-                    each.name,
-                    planted if planted is not None else from_proto(each, self.file.parent),
-                )
-
-    def _planted(self, name: str) -> Tensor | None:
-        """A weight of this name that this module has already."""
-        return next((w for path, w in self.named_parameters() if path == name), None)
+        files, known = TensorFiles(self.file.parent), dict(self.named_parameters())
+        return {
+            each.name: known[each.name] if each.name in known else files.tensor(each)
+            for each in self._filters
+        }
 
     def __enter__(self) -> Self:
         return self
@@ -172,6 +169,13 @@ def _fits(told: Any, tensor: Tensor) -> bool:
             for size, n in zip(sizes, tensor.shape, strict=True)
         )
     )
+
+
+def filters_of(exported: ModelProto, nodes: Iterable[OnnxNode]) -> list[TensorProto]:
+    """The weights of four dims, where nodes take filters that lie in blocks of channels."""
+    if not any(node.domain == NCHWC for node in nodes):
+        return []
+    return [each for each in exported.graph.initializer if len(each.dims) == 4]
 
 
 def onnx_model(path: str | Path, settings: OnnxSettings | None = None) -> OnnxModel:

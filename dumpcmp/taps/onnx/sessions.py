@@ -9,6 +9,7 @@ they are not, values are tapped in turns of fewer.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
 _WEIGHTS = "weights.bin"
+_NOT_SPINNING = {"session.intra_op.allow_spinning": "0"}  # threads would take cores from dumpcmp
+_AS_IT_IS = {"session.disable_quant_qdq": "1"}  # else it copies nodes for pairs of Q and DQ
 _QUIET = 4  # ORT logs what is fatal alone; the rest comes as exceptions
 
 
@@ -75,7 +78,7 @@ def open_session(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _QUIET
     options.graph_optimization_level = _level(settings.level if optimises else "off")
-    entries = dict(settings.options)
+    entries = {**_NOT_SPINNING, **settings.options, **({} if optimises else _AS_IT_IS)}
     if saved is not None:
         options.optimized_model_filepath = str(saved)
         entries = {
@@ -224,6 +227,9 @@ class GraphTapping:
         self.num_sessions += 1
         at = self.room / f"tapped-{self.num_sessions}.onnx"
         saved = self.room / f"tapped-{self.num_sessions}-saved.onnx"
+        weights = saved.with_name(f"{saved.stem}-{_WEIGHTS}")
+        if os.name == "posix":  # only its nodes are read: its weights need no disk
+            weights.symlink_to(os.devnull)
         tapped = onnx.ModelProto()
         tapped.CopyFrom(self.graph)
         tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
@@ -239,7 +245,7 @@ class GraphTapping:
         }
         ran = onnx.ModelProto()
         ran.ParseFromString(saved.read_bytes())
-        for path in (saved, saved.with_name(f"{saved.stem}-{_WEIGHTS}")):
+        for path in (saved, weights):
             path.unlink(missing_ok=True)
         other = first_other_node(self.graph.graph.node, ran.graph.node)
         return Turn(session, tuple(taken)), f"with it tapped, {other}" if other else ""
