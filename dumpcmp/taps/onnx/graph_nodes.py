@@ -90,10 +90,13 @@ class NodeReader:
             bodies = {
                 each.name: self._body(each.g) for each in node.attribute if each.HasField("g")
             }
+            attributes = attributes_of(node) | tensors
+            if node.op_type == "Split" and len(node.input) < 2:
+                attributes.setdefault("num_outputs", len(node.output))  # told so since opset 18
             yield OnnxNode(
                 node.name, "onnx" if node.domain in STANDARD else node.domain, node.op_type,
                 self.versions.get(node.domain, 1), tuple(node.input), tuple(node.output),
-                attributes_of(node) | tensors, place, bodies,
+                attributes, place, bodies,
             )  # fmt: skip
 
     def _body(self, graph: GraphProto) -> OnnxBody:

@@ -42,7 +42,7 @@ class OnnxModel(nn.Module):
         room = Path(self._room.name)
         exported = None if at.suffix == ".ort" else read_model(at)
         self.tapping: GraphTapping = tapping(at, self.settings, room)
-        self.places = NodePlaces() if exported is None else NodePlaces.of(exported)
+        self.places = NodePlaces.of(self.tapping.graph if exported is None else exported)
         graph = self.tapping.graph.graph
         files = TensorFiles(room)
         self.constants = {each.name: files.tensor(each) for each in graph.initializer}

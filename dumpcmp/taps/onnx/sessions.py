@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dumpcmp.nouns.errors import CaptureError, SelectionError
 from dumpcmp.nouns.options import LEVELS
+from dumpcmp.taps.onnx.protobufs import graphs_of
 from dumpcmp.taps.onnx.tensors import dtype_of, from_ort, same_bits, to_ort
 
 if TYPE_CHECKING:
@@ -282,4 +283,7 @@ def tapping(path: Path, settings: OnnxSettings, room: Path) -> GraphTapping:
     plain = open_session(path, settings, saved)
     graph = onnx.ModelProto()
     graph.ParseFromString(saved.read_bytes())
+    for body, depth in graphs_of(graph):
+        if not body.name:  # as ORT writes them from its own format, and does not read them
+            body.name = f"body_{depth}"
     return GraphTapping(plain, graph, room, settings)

@@ -260,6 +260,12 @@ NODES = [
     Node("DFT", (floats(2, 8, 1), None, torch.tensor(1)), {"onesided": 1}, opset=20),
     Node("STFT", (floats(1, 32, 1), torch.tensor(4), floats(8))),
     Node("HannWindow", (torch.tensor(10),)),
+    # since opset 24
+    Node("CumProd", (floats(2, 5), torch.tensor(1)), opset=26),
+    Node("CumProd", (floats(2, 5), torch.tensor(1)), {"exclusive": 1, "reverse": 1}, opset=26),
+    Node("TensorScatter", (floats(2, 3, 7, 4), floats(2, 3, 2, 4), ints(1, 4)), opset=24),
+    Node("TensorScatter", (floats(2, 3, 7, 4), floats(2, 3, 4, 4), ints(1, 5)),
+         {"mode": "circular"}, opset=24),
 ]  # fmt: skip
 
 
