@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.onnx_ops.op_table import MICROSOFT, define, dtype_numbered
+from dumpcmp.replay.onnx_ops.pooling import average_pool, max_pool
 from dumpcmp.replay.onnx_ops.products import conv
 from dumpcmp.replay.unreplayable import Unreplayable
 
@@ -18,14 +19,17 @@ _MOVES, _CHOOSES = FunctionKind.MOVES, FunctionKind.CHOOSES
 _CONTRACTS, _EACH = FunctionKind.CONTRACTS, FunctionKind.ELEMENTWISE
 
 
-def _along(one: Tensor | None, x: Tensor, axis: int) -> Tensor | float:
-    """A scale or zero point as it lies beside `x`."""
+def _along(one: Tensor | None, x: Tensor, axis: int, block_size: int = 0) -> Tensor | float:
+    """A scale or zero point as it lies beside `x`: for all, along a dim, or for blocks of it."""
     if one is None:
         return 0.0
+    if block_size:
+        axis %= x.ndim
+        return one.repeat_interleave(block_size, axis).narrow(axis, 0, x.shape[axis])
     if one.numel() == 1:
         return one.reshape(())
     if one.ndim != 1:
-        raise Unreplayable("levels of blocks are not known")
+        raise Unreplayable("this form of it is not known")
     return one.reshape(*[-1 if dim == axis % x.ndim else 1 for dim in range(x.ndim)])
 
 
@@ -34,22 +38,27 @@ def _wide(*given: Tensor | None) -> torch.dtype:
     return torch.float64 if torch.float64 in floats else torch.float32
 
 
-def decoded(x: Tensor, scale: Tensor, zero: Tensor | None, axis: int = 1) -> Tensor:
+def decoded(
+    x: Tensor, scale: Tensor, zero: Tensor | None, axis: int = 1, block_size: int = 0
+) -> Tensor:
     """The numbers that codes stand for."""
     dtype = _wide(scale)
-    at = _along(zero, x, axis)
+    at = _along(zero, x, axis, block_size)
     shifted = x.to(dtype) - (at.to(dtype) if isinstance(at, Tensor) else at)
-    return shifted * _along(scale.to(dtype), x, axis)
+    return shifted * _along(scale.to(dtype), x, axis, block_size)
 
 
 def encoded(
-    x: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype, axis: int = 1
-) -> Tensor:
+    x: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype, axis: int = 1,
+    block_size: int = 0,
+) -> Tensor:  # fmt: skip
     """The codes of the nearest levels."""
-    at = _along(zero, x, axis)
+    at = _along(zero, x, axis, block_size)
     wide = x.to(_wide(x, scale))
-    levels = torch.round(wide / _along(scale.to(wide.dtype), x, axis))
-    levels = levels + (at.to(wide.dtype) if isinstance(at, Tensor) else at)
+    levels = wide / _along(scale.to(wide.dtype), x, axis, block_size)
+    if dtype.is_floating_point:
+        return levels.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
+    levels = torch.round(levels) + (at.to(wide.dtype) if isinstance(at, Tensor) else at)
     bounds = torch.iinfo(dtype)
     return levels.clamp(bounds.min, bounds.max).to(dtype)
 
@@ -61,9 +70,7 @@ def _dequantize(
     output_dtype: int = 0,
 ) -> Tensor:  # fmt: skip
     del output_dtype
-    if block_size:
-        raise Unreplayable("levels of blocks are not known")
-    return decoded(x, scale, zero, axis)
+    return decoded(x, scale, zero, axis, block_size)
 
 
 @define("QuantizeLinear", _CHOOSES)
@@ -73,21 +80,20 @@ def _quantize(
     output_dtype: int = 0, precision: int = 0, saturate: int = 1,
 ) -> Tensor:  # fmt: skip
     del precision, saturate
-    if block_size:
-        raise Unreplayable("levels of blocks are not known")
-    told = dtype_numbered(output_dtype) if output_dtype else torch.uint8
-    return encoded(x, scale, zero, told if zero is None else zero.dtype, axis)
+    dtype = dtype_numbered(output_dtype) if output_dtype else torch.uint8
+    return encoded(x, scale, zero, dtype if zero is None else zero.dtype, axis, block_size)
 
 
 @define("DynamicQuantizeLinear", _CHOOSES)
-def _dynamic(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def dynamically_encoded(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes with a scale and a zero point that fit the smallest and the largest number."""
     least, most = x.min().clamp(max=0.0), x.max().clamp(min=0.0)
     scale = (most - least) / 255
     zero = torch.round((-least / scale).clamp(0, 255)).to(torch.uint8)
     return encoded(x, scale, zero, torch.uint8), scale, zero
 
 
-def _shifted(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
+def without_zero(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
     """Codes without their zero point, in numbers that hold all of their products."""
     wide = x.to(torch.float64)
     if zero is None:
@@ -103,7 +109,7 @@ def _shifted(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
 def _matmul_integer(
     a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None
 ) -> Tensor:
-    return (_shifted(a, a_zero, -2) @ _shifted(b, b_zero, -1)).to(torch.int32)
+    return (without_zero(a, a_zero, -2) @ without_zero(b, b_zero, -1)).to(torch.int32)
 
 
 @define("ConvInteger", _MOVES)
@@ -111,7 +117,7 @@ def _conv_integer(
     x: Tensor, weight: Tensor, x_zero: Tensor | None = None, weight_zero: Tensor | None = None,
     **told: Any,
 ) -> Tensor:  # fmt: skip
-    made = conv(_shifted(x, x_zero, 1), _shifted(weight, weight_zero, 0), **told)
+    made = conv(without_zero(x, x_zero, 1), without_zero(weight, weight_zero, 0), **told)
     return made.to(torch.int32)
 
 
@@ -121,7 +127,7 @@ def _matmul_integer_to_float(
     b_zero: Tensor | None = None, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     dtype = _wide(a_scale)
-    made = _shifted(a, a_zero, -2) @ _shifted(b, b_zero, -1)
+    made = without_zero(a, a_zero, -2) @ without_zero(b, b_zero, -1)
     made = (made * (a_scale * b_scale).double()).to(dtype)
     return made if bias is None else made + bias
 
@@ -130,7 +136,7 @@ def _matmul_integer_to_float(
 def _dynamic_matmul(
     a: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    codes, scale, zero = _dynamic(a)
+    codes, scale, zero = dynamically_encoded(a)
     return _matmul_integer_to_float(codes, b, scale.to(a.dtype), b_scale, zero, b_zero, bias)
 
 
@@ -139,7 +145,7 @@ def _qlinear_matmul(
     a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor,
     scale: Tensor, zero: Tensor,
 ) -> Tensor:  # fmt: skip
-    made = _shifted(a, a_zero, -2) @ _shifted(b, b_zero, -1)
+    made = without_zero(a, a_zero, -2) @ without_zero(b, b_zero, -1)
     made = made * (a_scale.double() * b_scale.double())
     return encoded(made, scale.double(), zero, zero.dtype)
 
@@ -153,7 +159,9 @@ def _qlinear_conv(
 ) -> Tensor:  # fmt: skip
     seen = x.movedim(-1, 1) if channels_last else x
     numbers = None if bias is None else bias.double()
-    made = conv(_shifted(seen, x_zero, 1), _shifted(weight, weight_zero, 0), numbers, **told)
+    made = conv(
+        without_zero(seen, x_zero, 1), without_zero(weight, weight_zero, 0), numbers, **told
+    )
     by = weight_scale.double().reshape(1, -1, *[1] * (made.ndim - 2))
     found = encoded(made * x_scale.double() * by, scale.double(), zero, zero.dtype)
     return found.movedim(1, -1) if channels_last else found
@@ -199,6 +207,61 @@ def _global_average(x: Tensor, channels_last: int = 0) -> Tensor:
 define("QLinearGlobalAveragePool", _CHOOSES, domain=MICROSOFT)(_single(_global_average))
 
 
+def _quantised_softmax(x: Tensor, axis: int = -1, opset: int = 13) -> Tensor:
+    if opset >= 13:
+        return x.softmax(axis)
+    axis %= x.ndim
+    return x.flatten(axis).softmax(-1).reshape(x.shape)
+
+
+define("QLinearSoftmax", _CHOOSES, domain=MICROSOFT)(_single(_quantised_softmax))
+
+
+def _quantised_average(x: Tensor, channels_last: int = 0, **windows: Any) -> Tensor:
+    image = x.movedim(-1, 1) if channels_last else x
+    made = average_pool(image, **windows)
+    return made.movedim(1, -1) if channels_last else made
+
+
+define("QLinearAveragePool", _CHOOSES, domain=MICROSOFT)(_single(_quantised_average))
+
+
+@define("QLinearWhere", _CHOOSES, domain=MICROSOFT)
+def _qlinear_where(
+    condition: Tensor, x: Tensor, x_scale: Tensor, x_zero: Tensor | None, y: Tensor,
+    y_scale: Tensor, y_zero: Tensor | None, scale: Tensor, zero: Tensor | None,
+) -> Tensor:  # fmt: skip
+    one, other = decoded(x, x_scale.double(), x_zero), decoded(y, y_scale.double(), y_zero)
+    return encoded(torch.where(condition, one, other), scale.double(), zero, x.dtype)
+
+
+@define("NhwcMaxPool", _MOVES, domain=MICROSOFT)
+def _nhwc_max_pool(x: Tensor, **windows: Any) -> Tensor:
+    return max_pool(x.movedim(-1, 1), **windows)[0].movedim(1, -1)
+
+
+@define("MatMulInteger16", _MOVES, domain=MICROSOFT)
+def _matmul_integer16(a: Tensor, b: Tensor) -> Tensor:
+    return (a.double() @ b.double()).to(torch.int32)
+
+
+@define("GatherBlockQuantized", _EACH, domain=MICROSOFT)
+def _gather_block_quantised(
+    codes: Tensor, at: Tensor, scales: Tensor, zeros: Tensor | None = None, gather_axis: int = 0,
+    quantize_axis: int = 1, block_size: int = 128, bits: int = 4,
+) -> Tensor:  # fmt: skip
+    if codes.dtype == torch.uint8:  # two codes a byte, or one; the middle is zero
+        codes = _unpacked(codes, bits)
+        middle = torch.tensor(1 << (bits - 1), dtype=torch.uint8)
+        zeros = middle.expand(scales.shape) if zeros is None else _unpacked(zeros, bits)
+        zeros = zeros.narrow(-1, 0, scales.shape[-1])
+    whole = decoded(codes, scales, zeros, quantize_axis, block_size)
+    rows = at.long() % whole.shape[gather_axis]
+    found = whole.index_select(gather_axis, rows.reshape(-1))
+    before, after = whole.shape[:gather_axis], whole.shape[gather_axis + 1 :]
+    return found.reshape(*before, *at.shape, *after) if gather_axis >= 0 else found
+
+
 @define("QLinearConcat", _CHOOSES, domain=MICROSOFT)
 def _qlinear_concat(scale: Tensor, zero: Tensor, *given: Tensor, axis: int) -> Tensor:
     triples = zip(given[::3], given[1::3], given[2::3], strict=True)
@@ -241,7 +304,7 @@ def _qgemm(
     c: Tensor | None = None, scale: Tensor | None = None, zero: Tensor | None = None,
     alpha: float = 1.0, transA: int = 0, transB: int = 0,  # noqa: N803
 ) -> Tensor:  # fmt: skip
-    left, right = _shifted(a, a_zero, -2), _shifted(b, b_zero, 0 if transB else -1)
+    left, right = without_zero(a, a_zero, -2), without_zero(b, b_zero, 0 if transB else -1)
     made = (left.mT if transA else left) @ (right.mT if transB else right)
     made = made if c is None else made + c.double() / (alpha if alpha else 1.0)
     made = made * alpha * (a_scale.double() * b_scale.double())

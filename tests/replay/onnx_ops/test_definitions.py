@@ -266,6 +266,49 @@ NODES = [
     Node("TensorScatter", (floats(2, 3, 7, 4), floats(2, 3, 2, 4), ints(1, 4)), opset=24),
     Node("TensorScatter", (floats(2, 3, 7, 4), floats(2, 3, 4, 4), ints(1, 5)),
          {"mode": "circular"}, opset=24),
+    # layers of integers
+    Node("QLinearSoftmax", (codes(3, 16), _SCALE, _ZERO, torch.tensor(1 / 256),
+                            torch.tensor(0, dtype=torch.uint8)), {"opset": 13}, domain=MS),
+    Node("QLinearWhere", (floats(3, 4) > 0, codes(3, 4), _SCALE, _ZERO, codes(3, 4), _SCALE * 2,
+                          _ZERO, _SCALE * 3, _ZERO), domain=MS),
+    Node("QLinearAveragePool", (codes(1, 3, 8, 8), _SCALE, _ZERO, _SCALE, _ZERO),
+         {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}, domain=MS),
+    Node("NhwcMaxPool", (codes(1, 8, 8, 3),), {"kernel_shape": [3, 3], "strides": [2, 2]},
+         domain=MS),
+    Node("QAttention", (codes(2, 5, 8), codes(8, 24, dtype=torch.int8), floats(24), _SCALE,
+                        torch.tensor(0.01), None, _ZERO, torch.tensor(0, dtype=torch.int8)),
+         {"num_heads": 2}, domain=MS),
+    Node("QAttention", (codes(2, 5, 8), codes(8, 24), floats(24), _SCALE, torch.tensor(0.01),
+                        torch.tensor([5, 3], dtype=torch.int32), _ZERO, _ZERO),
+         {"num_heads": 2}, domain=MS),
+    Node("QEmbedLayerNormalization",
+         (torch.randint(0, 9, (2, 5), generator=_DRAWS).int(), None, codes(9, 8), codes(6, 8),
+          None, codes(8), codes(8), None, _SCALE, _SCALE, None, _SCALE, _SCALE, _ZERO, _ZERO,
+          None, _ZERO, _ZERO), num_outputs=2, domain=MS),
+    Node("QuantizeLinear", (floats(4, 6), floats(2, 6).abs() / 20 + 0.01,
+                            codes(2, 6)), {"axis": 0, "block_size": 2}),
+    Node("DequantizeLinear", (codes(4, 6), floats(2, 6).abs() / 20, codes(2, 6)),
+         {"axis": 0, "block_size": 2}),
+    Node("GatherBlockQuantized", (codes(7, 32), ints(3, 0, 6), floats(7, 2)),
+         {"block_size": 16, "bits": 8}, domain=MS),
+    Node("GatherBlockQuantized", (codes(7, 16), ints(3, 0, 6), floats(7, 2), codes(7, 1)),
+         {"block_size": 16, "bits": 4}, domain=MS),
+    *(
+        Node("DynamicQuantizeLSTM",
+             (floats(5, 1, 3), codes(d, 3, 16), codes(d, 4, 16), floats(d, 32), None, None, None,
+              None, torch.full((d,), 0.01), codes(d), torch.full((d,), 0.01), codes(d)),
+             {"hidden_size": 4, "direction": way}, num_outputs=3, domain=MS)
+        for way, d in (("forward", 1), ("bidirectional", 2))
+    ),
+    *(
+        Node("GroupQueryAttention",
+             (floats(2, n, 64), floats(2, n, 32), floats(2, n, 32), floats(2, 2, past, 16),
+              floats(2, 2, past, 16), torch.tensor([n + past - 1] * 2, dtype=torch.int32),
+              torch.tensor([n + past], dtype=torch.int32), floats(16, 8), floats(16, 8)),
+             {"num_heads": 4, "kv_num_heads": 2, "do_rotary": turns, "local_window_size": window},
+             num_outputs=3, domain=MS)
+        for n, past, turns, window in ((4, 0, 1, -1), (1, 5, 1, -1), (1, 5, 0, 3))
+    ),
 ]  # fmt: skip
 
 
