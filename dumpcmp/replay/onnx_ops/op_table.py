@@ -36,16 +36,32 @@ MICROSOFT = "com.microsoft"
 
 
 def define(
-    names: str, kind: FunctionKind, *, like: str = "", domain: str = "onnx", versioned: bool = False
-) -> Callable[[_D], _D]:
-    """Put a definition into the table under each of `names`."""
+    names: str, kind: FunctionKind, *, like: str = "", domain: str = "onnx",
+    versioned: bool = False, by_shapes: bool = False,
+) -> Callable[[_D], _D]:  # fmt: skip
+    """Put a definition into the table under each of `names`.
+
+    `by_shapes`: the shapes of what it takes tell those of what it gives, whatever the numbers are.
+    """
 
     def put(definition: _D) -> _D:
+        run = _all_as_shapes(definition) if by_shapes else definition
         for name in names.split():
-            _TABLE[f"{domain}::{name}"] = OnnxOp(definition, kind, like, versioned)
+            _TABLE[f"{domain}::{name}"] = OnnxOp(run, kind, like, versioned)
         return definition
 
     return put
+
+
+def _all_as_shapes(definition: Definition) -> Definition:
+    """`definition`, which is given shapes alone where it would be given some."""
+
+    def run(*given: Tensor | None, **told: Any) -> Any:
+        if any(each is not None and each.is_meta for each in given):
+            given = tuple(None if each is None else each.to("meta") for each in given)
+        return definition(*given, **told)
+
+    return run
 
 
 def also(names: str, definition: Definition, kind: FunctionKind, like: str = "") -> None:

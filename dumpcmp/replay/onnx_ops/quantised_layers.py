@@ -17,7 +17,7 @@ from dumpcmp.replay.unreplayable import Unreplayable
 _COMPOSES, _NORMALISES = FunctionKind.COMPOSES, FunctionKind.NORMALISES
 
 
-@define("QAttention", _COMPOSES, domain=MICROSOFT)
+@define("QAttention", _COMPOSES, domain=MICROSOFT, by_shapes=True)
 def _quantised_attention(
     x: Tensor, weight: Tensor, bias: Tensor, x_scale: Tensor, weight_scale: Tensor,
     mask: Tensor | None = None, x_zero: Tensor | None = None, weight_zero: Tensor | None = None,
@@ -35,7 +35,7 @@ def _quantised_attention(
     )
 
 
-@define("QEmbedLayerNormalization", _NORMALISES, domain=MICROSOFT)
+@define("QEmbedLayerNormalization", _NORMALISES, domain=MICROSOFT, by_shapes=True)
 def _quantised_embedding(
     ids: Tensor, segments: Tensor | None, words: Tensor, places: Tensor, kinds: Tensor | None,
     gamma: Tensor, beta: Tensor, mask: Tensor | None, word_scale: Tensor, place_scale: Tensor,
@@ -55,7 +55,7 @@ def _quantised_embedding(
     return made, seen
 
 
-@define("DynamicQuantizeLSTM", _COMPOSES, domain=MICROSOFT)
+@define("DynamicQuantizeLSTM", _COMPOSES, domain=MICROSOFT, by_shapes=True)
 def _quantised_lstm(
     x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, lengths: Tensor | None, h: Tensor | None,
     c: Tensor | None, peephole: Tensor | None, w_scale: Tensor, w_zero: Tensor, r_scale: Tensor,

@@ -64,7 +64,8 @@ class OnnxNode:
     @property
     def target(self) -> str:
         """What a replay looks for in its table of ops."""
-        return f"{self.domain}::{self.op}.{self.version}"
+        is_float = self.op == "QGemm" and not any(self.inputs[7:8])  # its output has no levels
+        return f"{self.domain}::{self.op}{'ToFloat' * is_float}.{self.version}"
 
     @property
     def source(self) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from dumpcmp.replay.arguments import CallArguments
 from dumpcmp.replay.listed import function_named
 from dumpcmp.replay.rating import run
-from dumpcmp.replay.running import widened
+from dumpcmp.replay.running import is_exact, run_exactly, widened
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -266,6 +266,16 @@ NODES = [
     Node("TensorScatter", (floats(2, 3, 7, 4), floats(2, 3, 2, 4), ints(1, 4)), opset=24),
     Node("TensorScatter", (floats(2, 3, 7, 4), floats(2, 3, 4, 4), ints(1, 5)),
          {"mode": "circular"}, opset=24),
+    # integers
+    Node("Resize", (codes(1, 3, 9, 7), None, torch.tensor([1.0, 1.0, 2.0, 2.0])),
+         {"mode": "linear"}),
+    Node("QLinearMul", (codes(9, 99), _SCALE, _ZERO, codes(9, 99), _SCALE, _ZERO, torch.tensor(0.0837),
+                        torch.tensor(7, dtype=torch.uint8)), domain=MS),
+    Node("QLinearSoftmax", (codes(9, 24), torch.tensor(0.0123), _ZERO, torch.tensor(0.0041),
+                            torch.tensor(0, dtype=torch.uint8)), {"opset": 13}, domain=MS),
+    Node("QLinearMatMul", (codes(9, 16), _SCALE, _ZERO, codes(16, 24, dtype=torch.int8),
+                           floats(24).abs() / 20, torch.zeros(24, dtype=torch.int8), _SCALE * 9,
+                           _ZERO)),
     # layers of integers
     Node("QLinearSoftmax", (codes(3, 16), _SCALE, _ZERO, torch.tensor(1 / 256),
                             torch.tensor(0, dtype=torch.uint8)), {"opset": 13}, domain=MS),
@@ -359,3 +369,18 @@ def test_the_table_says_what_onnx_runtime_computes(node: Node) -> None:
             torch.testing.assert_close(known.to(recorded.dtype), recorded, rtol=2e-5, atol=5e-6)
         else:
             assert torch.equal(known.to(recorded.dtype), recorded)
+
+
+def test_codes_between_two_levels_are_those_of_onnx_runtime() -> None:
+    """A call is run again on the scales as they are, in float32: ties fall as ORT's do."""
+    scales = (_SCALE, _SCALE, _SCALE * 2)
+    zero = torch.tensor(7, dtype=torch.uint8)
+    a, b = codes(40, 256), codes(40, 256)
+    inputs = (a, scales[0], _ZERO, b, scales[1], _ZERO, scales[2], zero)
+    (recorded,) = ran_by_ort(Node("QLinearMul", inputs, domain=MS))
+    function = function_named("com.microsoft::QLinearMul.1")
+    arguments = CallArguments(inputs, {})
+    assert is_exact(function, arguments)
+    assert torch.equal(run_exactly(function, arguments)["output.0"], recorded)
+    exact = (a.double() - 120) * (b.double() - 120) * 0.025
+    assert (exact % 1 == 0.5).sum() > 100
