@@ -11,6 +11,7 @@ import ast
 import io
 import json
 import re
+import warnings
 import zipfile
 from pathlib import Path
 from string import ascii_letters, digits
@@ -18,8 +19,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from dumpcmp.partitioning.configuration import PartitionError
-from dumpcmp.partitioning.opening import open_plain
+from dumpcmp.pytorch.plain_files import ProgramFileError, open_plain
 
 _LIMIT = 1 << 30  # bytes of one entry that is read
 _AGAIN = "export the model again with torch.export.save, without custom objects"
@@ -32,6 +32,22 @@ _FORBIDDEN = (
 )
 _LEAF = '[1, {"type": null, "context": null, "children_spec": []}]'
 _NOTHING = {"sizes": [{"as_int": 0}], "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}}
+
+
+def load_graph(path: Path) -> torch.export.ExportedProgram:
+    """The program at `path`, of whose weights and constants there are no elements."""
+    try:
+        copy = clean_copy(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.load(copy)
+    except ProgramFileError:
+        raise
+    except Exception as error:
+        raise ProgramFileError(
+            f"{path} is not a program that torch {torch.__version__} can load: {error}",
+            hint="write it with torch.export.save(program, 'model.pt2')",
+        ) from error
 
 
 def clean_copy(path: Path) -> io.BytesIO:
@@ -55,8 +71,8 @@ def clean_copy(path: Path) -> io.BytesIO:
     return _written(copied, configs)
 
 
-def _refused(path: Path, entry: str, why: str) -> PartitionError:
-    return PartitionError(f"{path} is not loaded: its entry {entry} holds {why}", hint=_AGAIN)
+def _refused(path: Path, entry: str, why: str) -> ProgramFileError:
+    return ProgramFileError(f"{path} is not loaded: its entry {entry} holds {why}", hint=_AGAIN)
 
 
 def _size(file: BinaryIO) -> int:
@@ -161,6 +177,8 @@ def _program(program: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_PATH = r"[\w.@<>]*"
+_MODULE_STACK = re.compile(rf"({_PATH},{_PATH},{_PATH})(;{_PATH},{_PATH},{_PATH})*", re.ASCII)
 _WORD = re.compile(r"[\w.]*", re.ASCII)  # cannot end or begin anything in Python source
 _TARGET = re.compile(
     r"torch\.ops\.\w+\.\w+(\.\w+)?|_operator\.\w+|math\.\w+|torch\.(sym|_sym)_\w+", re.ASCII
@@ -189,7 +207,9 @@ def _key(name: str, key: str) -> str:
 def _inside(name: str, value: Any) -> Any:
     if name != "metadata":
         return _checked(value, name)
-    return {"stack_trace": str(value["stack_trace"])} if "stack_trace" in value else {}
+    kept = {"stack_trace": str(value["stack_trace"])} if "stack_trace" in value else {}
+    stack = str(value.get("nn_module_stack", ""))
+    return {**kept, "nn_module_stack": stack} if _MODULE_STACK.fullmatch(stack) else kept
 
 
 _FUNCTIONS = (
