@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.compacting import compact
     from dumpcmp.comparing import Proposal, compare, propose_mapping
     from dumpcmp.dumping.capturing import capture, compiled_backend, fx_backend, save
+    from dumpcmp.dumping.exported_runs import capture_exported
     from dumpcmp.dumping.onnx_runs import capture_onnx
     from dumpcmp.dumping.modes import Boundary, Compiled
     from dumpcmp.dumping.retention import Retention
@@ -61,7 +62,7 @@ __all__ = [
     "ReferenceChecker", "Replay", "Report", "Repro", "Retention", "RoundingChecker", "Row",
     "SelectionError", "Slot", "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError",
     "VerificationWarning", "VerifyConfig", "Why", "__version__", "activations", "audit", "capture",
-    "capture_onnx",
+    "capture_exported", "capture_onnx",
     "check", "check_golden", "check_partition_options", "compact", "compare", "compiled_backend",
     "explain", "fx_backend", "graft", "graft_all", "import_dump", "layout", "microbatch",
     "pack_golden", "padded", "page", "propose_mapping", "reference", "register_annotation", "repro",
@@ -79,6 +80,7 @@ _HOMES = {
     "compacting": "compact",
     "comparing": "Proposal compare propose_mapping",
     "dumping.capturing": "capture compiled_backend fx_backend save",
+    "dumping.exported_runs": "capture_exported",
     "dumping.onnx_runs": "capture_onnx",
     "dumping.modes": "Boundary Compiled",
     "dumping.retention": "Retention",

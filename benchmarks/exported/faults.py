@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import dumpcmp
-from dumpcmp.dumping.onnx_runs import inputs_from
+from dumpcmp.dumping.model_inputs import inputs_from
 
 WORDS = ("attribute", "initialiser", "inputs", "axis", "cast", "kernel")
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)

@@ -61,7 +61,7 @@ def export(subject: Subject, room: Path) -> ExportedSubject:
 
 def dumped(golden: Path, model: Path, path: Path) -> Path:
     """The run of `model` in ONNX Runtime on what golden was given."""
-    from dumpcmp.dumping.onnx_runs import inputs_from
+    from dumpcmp.dumping.model_inputs import inputs_from
 
     (given,) = inputs_from(golden)
     with dumpcmp.capture_onnx(model, path, overwrite=True) as run, torch.no_grad():
@@ -90,7 +90,7 @@ def cost_of(exported: ExportedSubject, path: Path) -> DumpCost:
     """What a dump to a new path near `path` costs; both ways to run take turns."""
     import onnxruntime
 
-    from dumpcmp.dumping.onnx_runs import inputs_from
+    from dumpcmp.dumping.model_inputs import inputs_from
 
     (given,) = inputs_from(exported.golden)
 

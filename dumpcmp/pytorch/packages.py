@@ -24,7 +24,7 @@ from dumpcmp.pytorch.plain_files import ProgramFileError, open_plain
 _LIMIT = 1 << 30  # bytes of one entry that is read
 _AGAIN = "export the model again with torch.export.save, without custom objects"
 _MODEL, _SAMPLES = "models/model.json", "data/sample_inputs/"
-_CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
+CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
 _FORBIDDEN = (
     (re.compile(r"data/constants/(opaque_obj|custom_obj)"), "a pickled object"),
     (re.compile(r"data/(weights|constants)/.*\.pt|serialized_\w+\.pt"), "pickles of an old format"),
@@ -60,7 +60,7 @@ def clean_copy(path: Path) -> io.BytesIO:
                     raise _refused(path, entry.filename, f"{what}, which loading would execute")
             if name.startswith(_SAMPLES):
                 _check_samples(path, archive, entry)
-        configs = {name: _json(path, archive, entries, name) for name in _CONFIGS}
+        configs = {name: _json(path, archive, entries, name) for name in CONFIGS}
         program = _json(path, archive, entries, _MODEL)
     for name, config in configs.items():
         configs[name] = _emptied(path, name, config)
@@ -177,6 +177,7 @@ def _program(program: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_WORDS_OF_FLOATS = ("Infinity", "-Infinity", "NaN")
 _PATH = r"[\w.@<>]*"
 _MODULE_STACK = re.compile(rf"({_PATH},{_PATH},{_PATH})(;{_PATH},{_PATH},{_PATH})*", re.ASCII)
 _WORD = re.compile(r"[\w.]*", re.ASCII)  # cannot end or begin anything in Python source
@@ -193,6 +194,8 @@ def _checked(thing: Any, key: str = "") -> Any:
         return {_key(name, key): _inside(name, value) for name, value in thing.items()}
     if not isinstance(thing, str) or key in ("as_string", "as_strings"):
         return thing  # texts that are arguments: written as literals
+    if key in ("as_float", "as_floats") and thing in _WORDS_OF_FLOATS:
+        return thing
     if key == "expr_str":
         return _expression(thing)
     if not (_TARGET if key in ("target", "as_operator") else _WORD).fullmatch(thing):

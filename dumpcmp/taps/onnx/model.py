@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import Tensor, nn
 
 from dumpcmp.nouns.errors import CaptureError
-from dumpcmp.pytorch.trees import slots_of
+from dumpcmp.taps.exported.bound_inputs import ModelInput, bound
 from dumpcmp.taps.onnx.blocked_images import NCHWC
 from dumpcmp.taps.onnx.control_flow import GraphUnroller
 from dumpcmp.taps.onnx.folding import folded_nodes
@@ -124,51 +124,12 @@ class OnnxModel(nn.Module):
 
     def fed(self, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """The tensors of a call, by the names of the model's inputs: by name, the rest in order."""
-        named = {name: value for name, value in kwargs.items() if isinstance(value, Tensor)}
-        names = [each.name for each in self.inputs]
-        found = {name: named[name] for name in names if name in named}
-        others = {name: value for name, value in kwargs.items() if name not in found}
-        rest = [tensor for _, tensor in slots_of("", (args, others))]
-        left = [name for name in names if name not in found]
-        kinds = {each.name: each for each in self.inputs}
-        for name in left:
-            at = next((i for i, tensor in enumerate(rest) if _fits(kinds[name], tensor)), 0)
-            if not rest:
-                raise CaptureError(
-                    f"{self.file} takes {', '.join(names)}, and {name} was not given",
-                    hint="give it by name: in an .npz, or as a golden archive's input",
-                )
-            found[name] = rest[at]
-            rest = rest[at + 1 :]
-        for each in self.inputs:
-            found[each.name] = self._fitted(each, found[each.name])
-        return {name: found[name] for name in names}
-
-    def _fitted(self, told: Any, tensor: Tensor) -> Tensor:
-        name = dtype_of(told.type)
-        if not name:
-            raise CaptureError(f"input {told.name} of {self.file} is {told.type}, not a tensor")
-        if str(tensor.dtype) != (wanted := f"torch.{name}"):
-            raise CaptureError(
-                f"input {told.name} of {self.file} is {name}, and what was given is "
-                f"{str(tensor.dtype).removeprefix('torch.')}",
-                hint=f"convert it: {told.name}.to({wanted})",
-            )
-        return tensor
+        return bound(str(self.file), [_input_of(each) for each in self.inputs], args, kwargs)
 
 
-def _fits(told: Any, tensor: Tensor) -> bool:
-    """Whether a tensor may be this input: an exporter leaves out those that nothing reads."""
-    sizes = list(told.shape or [])
-    is_dtype = str(tensor.dtype) == f"torch.{dtype_of(told.type)}"
-    return (
-        is_dtype
-        and len(sizes) == tensor.ndim
-        and all(
-            not isinstance(size, int) or size == n
-            for size, n in zip(sizes, tensor.shape, strict=True)
-        )
-    )
+def _input_of(told: Any) -> ModelInput:
+    sizes = [size if isinstance(size, int) else None for size in told.shape or []]
+    return ModelInput(told.name, dtype_of(told.type), sizes, told.type)
 
 
 def filters_of(exported: ModelProto, nodes: Iterable[OnnxNode]) -> list[TensorProto]:

@@ -269,8 +269,8 @@ NODES = [
     # integers
     Node("Resize", (codes(1, 3, 9, 7), None, torch.tensor([1.0, 1.0, 2.0, 2.0])),
          {"mode": "linear"}),
-    Node("QLinearMul", (codes(9, 99), _SCALE, _ZERO, codes(9, 99), _SCALE, _ZERO, torch.tensor(0.0837),
-                        torch.tensor(7, dtype=torch.uint8)), domain=MS),
+    Node("QLinearMul", (codes(9, 99), _SCALE, _ZERO, codes(9, 99), _SCALE, _ZERO,
+                        torch.tensor(0.0837), torch.tensor(7, dtype=torch.uint8)), domain=MS),
     Node("QLinearSoftmax", (codes(9, 24), torch.tensor(0.0123), _ZERO, torch.tensor(0.0041),
                             torch.tensor(0, dtype=torch.uint8)), {"opset": 13}, domain=MS),
     Node("QLinearMatMul", (codes(9, 16), _SCALE, _ZERO, codes(16, 24, dtype=torch.int8),

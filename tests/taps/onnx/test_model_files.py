@@ -200,7 +200,7 @@ def test_an_opset_from_the_future_is_an_error(tmp_path: Path) -> None:
 
 
 def test_inputs_of_numpy_are_never_unpickled(tmp_path: Path) -> None:
-    from dumpcmp.dumping.onnx_runs import inputs_from
+    from dumpcmp.dumping.model_inputs import inputs_from
 
     np.savez(tmp_path / "i.npz", x=np.array([{"a": 1}], dtype=object))
     with pytest.raises(CaptureError, match="allow_pickle"):

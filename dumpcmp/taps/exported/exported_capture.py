@@ -1,0 +1,98 @@
+"""Captures programs of ``torch.export``: each op of the graph is a call, as in aten mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from dumpcmp.nouns.spoken import counted
+from dumpcmp.pytorch.trees import slots_of
+from dumpcmp.taps.exported.exported_model import ExportedModel
+from dumpcmp.taps.exported.program_runner import ProgramRunner
+from dumpcmp.taps.modes.modules import ModuleCapture
+from dumpcmp.taps.recording.recorder import Recorder
+
+
+class ExportedCapture(ModuleCapture):
+    """Captures calls of ExportedModels, and certifies each: its outputs bit for bit."""
+
+    def __init__(self, recorder: Recorder, roots: Collection[nn.Module] = ()) -> None:
+        super().__init__(recorder, roots, mode=None)
+        self._num_outputs = self._num_nodes = 0
+        self._problems: list[str] = []
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Nothing is compiled in here."""
+        yield
+
+    def _is_root(self, module: nn.Module) -> bool:
+        return isinstance(module, ExportedModel) and super()._is_root(module)
+
+    def root_run(
+        self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Callable[..., Any]:
+        """What runs an ExportedModel node by node, and then as it is, to compare both."""
+        if not isinstance(module, ExportedModel):
+            return super().root_run(module, run, args, kwargs)
+        return partial(self._run, module)
+
+    def _run(self, model: ExportedModel, *args: Any, **kwargs: Any) -> Any:
+        before, draws = _state_of(model, args, kwargs), torch.get_rng_state()
+        result = model.run(partial(self._run_nodes, model.paths_of_weights()), args, kwargs)
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), self._muting():
+            torch.set_rng_state(draws)
+            plain, plain_args, plain_kwargs = before
+            self._compare(plain.forward(*plain_args, **plain_kwargs), result)
+        return result
+
+    def _run_nodes(self, weights: Mapping[int, str], graph: fx.GraphModule, flat: list[Any]) -> Any:
+        step = self.step
+        self._num_nodes = sum(node.op == "call_function" for node in graph.graph.nodes)
+        return graph(*flat) if step is None else ProgramRunner(graph, step, weights).run(*flat)
+
+    def _compare(self, plain: Any, result: Any) -> None:
+        """See that the captured run gave what the program gives without a capture."""
+        ours, theirs = (dict(slots_of("output", each)) for each in (result, plain))
+        self._num_outputs += len(theirs)
+        for slot, tensor in theirs.items():
+            if slot not in ours or not _same(ours[slot], tensor):
+                self._problems.append(f"{slot} is not what the program gives without a capture")
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json says: its values are those of aten mode, and the certificate."""
+        compared = {"node": self._num_nodes, "output": self._num_outputs}
+        if self._problems or not self._num_outputs:
+            why = self._problems[0] if self._problems else "nothing ran"
+            text = f"not certified: {why}"
+        else:
+            nodes, outputs = (counted(n, word) for word, n in compared.items())
+            text = f"certified: {outputs} of {nodes} as in a run without a capture"
+        certificate = {"holds": not text.startswith("not"), "text": text, "compared": compared}
+        return {
+            **super().facts(), "mode": "aten", "program": "exported", "certificate": certificate,
+        }  # fmt: skip
+
+
+def _state_of(model: ExportedModel, args: Any, kwargs: Any) -> tuple[ExportedModel, Any, Any]:
+    """The model and its inputs as they are before a run: what it writes to is copied."""
+    writes = [spec for spec in model.signature.output_specs if spec.target is not None]
+    if not writes:
+        return model, args, kwargs
+    return deepcopy((model, args, kwargs))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
