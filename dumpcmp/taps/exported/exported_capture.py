@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map_only
 
 from dumpcmp.nouns.spoken import counted
 from dumpcmp.pytorch.trees import slots_of
@@ -44,12 +44,11 @@ class ExportedCapture(ModuleCapture):
         return partial(self._run, module)
 
     def _run(self, model: ExportedModel, *args: Any, **kwargs: Any) -> Any:
-        before, draws = _state_of(model, args, kwargs), torch.get_rng_state()
+        before = _Before(model, args, kwargs)
         result = model.run(partial(self._run_nodes, model.paths_of_weights()), args, kwargs)
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), self._muting():
-            torch.set_rng_state(draws)
-            plain, plain_args, plain_kwargs = before
-            self._compare(plain.forward(*plain_args, **plain_kwargs), result)
+        with before.restored(), torch.no_grad(), self._muting():
+            plain = model.forward(*before.args, **before.kwargs)
+        self._compare(plain, result)
         return result
 
     def _run_nodes(self, weights: Mapping[int, str], graph: fx.GraphModule, flat: list[Any]) -> Any:
@@ -80,12 +79,34 @@ class ExportedCapture(ModuleCapture):
         }  # fmt: skip
 
 
-def _state_of(model: ExportedModel, args: Any, kwargs: Any) -> tuple[ExportedModel, Any, Any]:
-    """The model and its inputs as they are before a run: what it writes to is copied."""
-    writes = [spec for spec in model.signature.output_specs if spec.target is not None]
-    if not writes:
-        return model, args, kwargs
-    return deepcopy((model, args, kwargs))
+class _Before:
+    """What a run of a model begins with: its inputs, its buffers, and the random generator."""
+
+    def __init__(self, model: ExportedModel, args: Any, kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+        self._draws = torch.get_rng_state()
+        self._buffers: list[tuple[Tensor, Tensor]] = []
+        if model.writes:
+            self.args, self.kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
+            self._buffers = [(each, each.clone()) for each in model.buffers()]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Have buffers and generator as they were while the block runs, and then as they are."""
+        after = [(buffer, buffer.clone()) for buffer, _ in self._buffers]
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._draws)
+            _write(self._buffers)
+            try:
+                yield
+            finally:
+                _write(after)
+
+
+def _write(tensors: Iterable[tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for tensor, numbers in tensors:
+            tensor.copy_(numbers)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

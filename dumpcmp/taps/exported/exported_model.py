@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
 from dumpcmp.nouns.errors import CaptureError
@@ -70,6 +71,14 @@ class ExportedModel(nn.Module):
                 continue
             sizes = [size if isinstance(size, int) else None for size in example.shape]
             yield ModelInput(spec.arg.name, str(example.dtype).removeprefix("torch."), sizes)
+
+    @property
+    def writes(self) -> bool:
+        """Whether it changes buffers or inputs."""
+        if any(spec.target is not None for spec in self.signature.output_specs):
+            return True
+        targets = (n.target for n in self.graph_module.graph.nodes if n.op == "call_function")
+        return any(isinstance(op, OpOverload) and op._schema.is_mutable for op in targets)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the program gives: the output, or a tuple of them."""
