@@ -59,12 +59,16 @@ def export(subject: Subject, room: Path) -> ExportedSubject:
     return ExportedSubject(subject, room / "golden", file)
 
 
-def dumped(golden: Path, model: Path, path: Path) -> Path:
+def dumped(golden: Path, model: Path, path: Path, libraries: tuple[str, ...] = ()) -> Path:
     """The run of `model` in ONNX Runtime on what golden was given."""
     from dumpcmp.dumping.model_inputs import inputs_from
 
     (given,) = inputs_from(golden)
-    with dumpcmp.capture_onnx(model, path, overwrite=True) as run, torch.no_grad():
+    settings = dumpcmp.OnnxSettings(libraries=libraries)
+    with (
+        dumpcmp.capture_onnx(model, path, settings=settings, overwrite=True) as run,
+        torch.no_grad(),
+    ):
         run.model(*given.args, **(given.kwargs or {}))
     return path
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import dumpcmp
+from benchmarks.exported.custom_ops import compiler, import_domain, library
 from benchmarks.exported.faults import WORDS, PlantedFault, changes, dump_with_wrong_kernel
 from benchmarks.exported.placing import EXACT, placed
 from benchmarks.exported.running import (
@@ -83,6 +84,8 @@ def _share(outcome: Outcome) -> float:
 
 def _faults(exported: ExportedSubject, room: Path, draws: random.Random) -> Iterator[str]:
     for word in WORDS:
+        if word == "library" and (compiler() is None or exported.subject.form != "float32"):
+            continue
         found = _planted(exported, word, room, draws)
         if found is not None:
             fault, model = found
@@ -105,9 +108,13 @@ def _planted(
             if not options:
                 return None
             fault = draws.choice(options)()
+            libraries: tuple[str, ...] = ()
+            if word == "library":
+                import_domain(model)
+                libraries = (str(library(room)),)
             onnx.save(model, room / "faulty.onnx")
             try:
-                dumped(exported.golden, room / "faulty.onnx", mine)
+                dumped(exported.golden, room / "faulty.onnx", mine, libraries)
             except dumpcmp.CaptureError:
                 continue  # ONNX Runtime itself refuses such a graph
         if _reaches(exported, mine):
