@@ -50,7 +50,7 @@ _GROUPS = {
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )  # fmt: skip
 @click.option("--mode", default="eager", show_default=True,
-              help="eager, fx, aten, compiled, boundary, onnx or exported.")  # fmt: skip
+              help="eager, fx, aten, compiled, boundary, onnx, exported, executorch.")  # fmt: skip
 @click.option("--path", default="dump", show_default=True, type=PLACE,
               help="Archive to write: a path, or a URL such as s3://...")  # fmt: skip
 @click.option("--spool-limit", metavar="SIZE",
@@ -84,7 +84,7 @@ _GROUPS = {
               help="Run without dumpcmp too, and say if all is the same.")  # fmt: skip
 @click.option("--backend", metavar="NAME", help="boundary: the torch.compile backend.")
 @click.option("--inputs", metavar="FILE", type=PLACE,
-              help="onnx, exported: an .npz, or a golden dump, for inputs.")  # fmt: skip
+              help="Of an exported model: an .npz, or a golden dump.")  # fmt: skip
 @click.option("--provider", "providers", metavar="NAME", multiple=True,
               help="onnx: execution provider, in order; else the CPU.")  # fmt: skip
 @click.option("--graph-level", type=click.Choice(LEVELS), default="all", show_default=True,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from dumpcmp.nouns.options import LEVELS
 if TYPE_CHECKING:
     from dumpcmp.dumping.model_inputs import ModelInputs
 
-_FILES = {"onnx": "an .onnx file", "exported": "a .pt2 file"}
+_FILES = {"onnx": "an .onnx file", "exported": "a .pt2 file", "executorch": "a .pte file"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,11 @@ class ExportedOptions:
         }
         said: dict[str, object] = {"--inputs": self.inputs if mode not in _FILES else None}
         said |= of_ort if mode != "onnx" else {}
-        said |= {"--option": self.config} if mode == "exported" else {}
+        said |= {"--option": self.config} if mode in ("exported", "executorch") else {}
         for option, is_said in said.items():
             if is_said:
-                hint = "use --mode onnx" + " or exported" * (option == "--inputs")
+                hint = "use --mode onnx, exported or executorch"
+                hint = hint if option == "--inputs" else "use --mode onnx"
                 raise SelectionError(f"{option} says nothing to --mode {mode}", hint=hint)
 
 
@@ -96,12 +98,18 @@ def onnx_run(words: tuple[str, ...], options: ExportedOptions) -> Callable[[], o
     return onnx_program(path, inputs, settings)
 
 
-def exported_run(words: tuple[str, ...], options: ExportedOptions) -> Callable[[], object]:
-    """What runs the program of torch.export that the command line names."""
-    path, _, inputs = _told("exported", words, options)
-    from dumpcmp.dumping.exported_runs import exported_program
+def program_run(
+    mode: str, words: tuple[str, ...], options: ExportedOptions
+) -> Callable[[], object]:
+    """What runs the program of torch.export or ExecuTorch that the command line names."""
+    path, _, inputs = _told(mode, words, options)
+    from dumpcmp.dumping.exported_runs import file_program
 
-    return exported_program(path, inputs)
+    return file_program(path, inputs, mode)
 
 
-RUNS = {"onnx": onnx_run, "exported": exported_run}
+RUNS: dict[str, Callable[[tuple[str, ...], ExportedOptions], Callable[[], object]]] = {
+    "onnx": onnx_run,
+    "exported": partial(program_run, "exported"),
+    "executorch": partial(program_run, "executorch"),
+}

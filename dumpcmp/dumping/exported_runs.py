@@ -1,4 +1,4 @@
-"""Captures programs of ``torch.export``, from ``.pt2`` files or from Python."""
+"""Captures programs of ``torch.export`` and of ExecuTorch, from files or from Python."""
 
 from __future__ import annotations
 
@@ -16,22 +16,34 @@ from dumpcmp.dumping.modes import PlainMode
 from dumpcmp.dumping.retention import Retention
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.selection import Selection, make_tap
-from dumpcmp.taps.exported.exported_model import ExportedModel, exported_model
+from dumpcmp.taps.executorch.pte_model import PteModel
+from dumpcmp.taps.executorch.pte_program import check_executorch
+from dumpcmp.taps.exported.exported_model import exported_model
 
-MODE = "exported"
-SUFFIX = ".pt2"
+_HINTS = {
+    "exported": (".pt2", "a program of torch.export", "that torch.export.save wrote: model.pt2"),
+    "executorch": (".pte", "a program of ExecuTorch", "that to_executorch() made: model.pte"),
+}
 
 
-def exported_program(
-    path: str | os.PathLike[str], inputs: Sequence[ModelInputs]
+def program_model(source: Any, mode: str = "") -> tuple[torch.nn.Module, str]:
+    """The model of a program or of the path of one, and the mode that captures it."""
+    is_path = isinstance(source, (str, os.PathLike))
+    found = "executorch" if is_path and Path(source).suffix == ".pte" else "exported"
+    suffix, what, hint = _HINTS[mode or found]
+    if is_path and Path(source).suffix != suffix:
+        raise SelectionError(f"{source} is not {what}", hint=f"give the file {hint}")
+    if found == "executorch":
+        check_executorch()
+        return PteModel(source), found
+    return exported_model(source), found
+
+
+def file_program(
+    path: str | os.PathLike[str], inputs: Sequence[ModelInputs], mode: str
 ) -> Callable[[], None]:
-    """A program that calls the model in the ``.pt2`` at `path` with each of `inputs`."""
-    if Path(path).suffix != SUFFIX:
-        raise SelectionError(
-            f"{path} is no program of torch.export",
-            hint="give the file that torch.export.save wrote: model.pt2",
-        )
-    model = exported_model(path)  # before there is an archive
+    """A program that calls the model in a ``.pt2`` or ``.pte`` with each of `inputs`."""
+    model, _ = program_model(path, mode)  # before there is an archive
 
     def program() -> None:
         with torch.no_grad():
@@ -49,19 +61,19 @@ def capture_exported(
     keep: str | Retention = "full",
     overwrite: bool = False,
     **selection: Unpack[Selection],
-) -> Iterator[ExportedModel]:
-    """Record what a program of ``torch.export`` computes, op by op, while the block runs.
+) -> Iterator[torch.nn.Module]:
+    """Record what an exported program computes, op by op, while the block runs.
 
         with dumpcmp.capture_exported("model.pt2", "d2") as model:
             model(x)
 
-    `program` is an ``ExportedProgram``, decomposed or not, or the path of a ``.pt2``, of which
-    nothing is unpickled. What the block gets is called with the inputs of the model that was
-    exported.
+    `program` is an ``ExportedProgram``, decomposed or not, the path of a ``.pt2``, of which nothing
+    is unpickled, or that of a ``.pte``, which ExecuTorch runs. What the block gets is called with
+    the inputs of the model that was exported.
     """
-    model = exported_model(program)
+    model, mode = program_model(program)
     retention = keep if isinstance(keep, Retention) else Retention(keep)
     with capturing(
-        (model,), path, make_tap(**selection), PlainMode(MODE), retention, overwrite=overwrite
+        (model,), path, make_tap(**selection), PlainMode(mode), retention, overwrite=overwrite
     ):
         yield model

@@ -247,6 +247,7 @@ questions in torch.compile, or code that asks whether torch functions are overri
 --mode onnx
 --mode exported
 {_DISPATCH}
+--mode executorch
 --mode fx
 {_DYNAMO}
     to answer as if nothing were traced

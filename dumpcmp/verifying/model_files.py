@@ -1,4 +1,4 @@
-"""Models in files as sides of verify(): what ONNX Runtime or torch gives for an exported model."""
+"""Models in files as sides of verify(): what a runtime gives for an exported model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any, Self
 
 import torch
 
+from dumpcmp.taps.executorch.pte_model import PteModel
+from dumpcmp.taps.executorch.pte_program import check_executorch
 from dumpcmp.taps.exported.exported_model import exported_model
 from dumpcmp.taps.onnx.model import onnx_model
 from dumpcmp.taps.onnx.protobufs import check_installed
 
-SUFFIXES = (".onnx", ".ort", ".pt2")
+SUFFIXES = (".onnx", ".ort", ".pt2", ".pte")
 
 
 class ModelFile:
@@ -23,6 +25,9 @@ class ModelFile:
         self._model: torch.nn.Module
         if path.suffix == ".pt2":
             self._model = exported_model(path)
+        elif path.suffix == ".pte":
+            check_executorch()
+            self._model = PteModel(path)
         else:
             check_installed("verify of an ONNX model")
             self._model = onnx_model(path)

@@ -182,7 +182,7 @@ def test_verify_takes_the_path_of_a_program(room: Path) -> None:
         (["none.pt2"], "none.pt2 is not a file"),
         (["plain.pt2"], "needs what the model is called with"),
         (["plain.pt2", "--inputs", "i.npz", "--graph-level", "basic"], "says nothing to --mode"),
-        (["i.npz", "--inputs", "i.npz"], "is no program of torch.export"),
+        (["i.npz", "--inputs", "i.npz"], "is not a program of torch.export"),
         (["noise.pt2", "--inputs", "i.npz"], "is not a program that torch"),
     ],
     ids=["missing", "no inputs", "of onnx", "suffix", "noise"],

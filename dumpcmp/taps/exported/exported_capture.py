@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map_only
 
 from dumpcmp.nouns.spoken import counted
+from dumpcmp.pytorch.tensor_bits import same_bits
 from dumpcmp.pytorch.trees import slots_of
 from dumpcmp.taps.exported.exported_model import ExportedModel
 from dumpcmp.taps.exported.program_runner import ProgramRunner
@@ -61,7 +62,7 @@ class ExportedCapture(ModuleCapture):
         ours, theirs = (dict(slots_of("output", each)) for each in (result, plain))
         self._num_outputs += len(theirs)
         for slot, tensor in theirs.items():
-            if slot not in ours or not _same(ours[slot], tensor):
+            if slot not in ours or not same_bits(ours[slot], tensor):
                 self._problems.append(f"{slot} is not what the program gives without a capture")
 
     def facts(self) -> dict[str, Any]:
@@ -107,13 +108,3 @@ def _write(tensors: Iterable[tuple[Tensor, Tensor]]) -> None:
     with torch.no_grad():
         for tensor, numbers in tensors:
             tensor.copy_(numbers)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    return torch.equal(_bytes(one), _bytes(other))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.pytorch.tensor_bits import same_bits
 from dumpcmp.taps.onnx.blocked_images import NCHWC, PlainImages
 from dumpcmp.taps.onnx.graph_nodes import OnnxBody, OnnxNode, read_before
 from dumpcmp.taps.onnx.sessions import OnnxSettings, open_session, run_session
-from dumpcmp.taps.onnx.tensors import number_of_dtype, same_bits, to_ort
+from dumpcmp.taps.onnx.tensors import number_of_dtype, to_ort
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.pytorch.tensor_bits import same_bits
 from dumpcmp.taps.onnx.sessions import OnnxSettings, open_session, run_session
-from dumpcmp.taps.onnx.tensors import TensorFiles, same_bits
+from dumpcmp.taps.onnx.tensors import TensorFiles
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from dumpcmp.nouns.errors import CaptureError, SelectionError
 from dumpcmp.nouns.options import LEVELS
+from dumpcmp.pytorch.tensor_bits import same_bits
 from dumpcmp.taps.onnx.protobufs import graphs_of
-from dumpcmp.taps.onnx.tensors import dtype_of, from_ort, same_bits, to_ort
+from dumpcmp.taps.onnx.tensors import dtype_of, from_ort, to_ort
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto

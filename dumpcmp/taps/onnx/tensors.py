@@ -134,16 +134,3 @@ def from_ort(value: Any) -> Tensor:
         return torch.empty(shape, dtype=dtype)
     data = bytearray(ctypes.string_at(value.data_ptr(), nbytes))
     return torch.frombuffer(data, dtype=dtype).reshape(shape)
-
-
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same bytes; NaN are equal to themselves."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    if not one.numel():
-        return True
-    return bool(torch.equal(_bytes(one), _bytes(other)))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
