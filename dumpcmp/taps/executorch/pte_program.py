@@ -260,7 +260,8 @@ def _kernel(operator: Any, values: Sequence[Any], args: list[int]) -> PteCall:
     given: list[int] = []
     for number, argument in zip(args[: len(schema)], schema, strict=True):
         if argument.is_out:
-            given.append(number)
+            several = values[number]
+            given += several.items if isinstance(several, PteList) else [number]
         elif argument.kwarg_only and argument.name not in _LOST:
             named[argument.name] = number
         elif not argument.kwarg_only:
@@ -268,11 +269,21 @@ def _kernel(operator: Any, values: Sequence[Any], args: list[int]) -> PteCall:
     if not given:  # what it returns is its last argument
         last = values[args[-1]]
         given = list(last.items) if isinstance(last, PteList) else [args[-1]]
-    name = f"{namespace}.{word}"
-    return PteCall(
-        name, f"{name}.{overload or 'default'}", tuple(taken), named, tuple(given),
-        tuple(n for n in given if is_tensor(values[n])),
-    )  # fmt: skip
+    name, logged = f"{namespace}.{word}", tuple(n for n in given if is_tensor(values[n]))
+    target = f"{name}.{_without_out(namespace, word, overload)}"
+    return PteCall(name, target, tuple(taken), named, tuple(given), logged)
+
+
+def _without_out(namespace: str, word: str, overload: str) -> str:
+    """The overload that takes the same but for where its outputs go, if torch has one."""
+    packet = getattr(getattr(torch.ops, namespace), word)
+    own = getattr(packet, overload or "default")._schema.arguments
+    wanted = [each.name for each in own if not each.is_out and each.name not in _LOST]
+    for name in packet.overloads():
+        arguments = getattr(packet, name)._schema.arguments
+        if [each.name for each in arguments] == wanted:
+            return str(name)
+    return overload or "default"
 
 
 def _schema(namespace: str, word: str, overload: str) -> Sequence[Any]:
