@@ -248,6 +248,7 @@ questions in torch.compile, or code that asks whether torch functions are overri
 --mode exported
 {_DISPATCH}
 --mode executorch
+--mode openvino
 --mode fx
 {_DYNAMO}
     to answer as if nothing were traced

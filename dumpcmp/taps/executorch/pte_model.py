@@ -29,6 +29,7 @@ from dumpcmp.taps.executorch.pte_program import (
     tensor_of,
 )
 from dumpcmp.taps.exported.bound_inputs import bound
+from dumpcmp.taps.exported.planting import plant
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,17 +54,7 @@ class PteModel(nn.Module):
         self._before: list[tuple[Tensor, ...]] = []  # inputs of runs that left a state behind
         self._state: dict[int, Any] = dict(self.program.constants)
         for number, name in self.program.names.items():
-            self._plant(name, self.program.constants[number])
-
-    def _plant(self, name: str, tensor: Tensor) -> None:
-        path, _, word = name.rpartition(".")
-        holder: Any = self
-        for step in filter(None, path.split(".")):
-            if step not in holder._modules:
-                holder.add_module(step, nn.Module())
-            holder = holder._modules[step]
-        if word.isidentifier() and not hasattr(holder, word):
-            holder.register_buffer(word, tensor)
+            plant(self, name, self.program.constants[number], is_parameter=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What ExecuTorch gives: the output, or a tuple of them."""

@@ -17,6 +17,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.pytorch.package_weights import LoadedProgram, load_program
 from dumpcmp.taps.exported.bound_inputs import ModelInput, bound
+from dumpcmp.taps.exported.planting import plant
 
 RunGraph = Callable[[fx.GraphModule, list[Any]], Any]
 _PLANTED = (InputKind.PARAMETER, InputKind.BUFFER)
@@ -35,7 +36,8 @@ class ExportedModel(nn.Module):
         self.root = ""  # the class of the model that was exported
         for spec in self.signature.input_specs:
             if spec.kind in _PLANTED and spec.target is not None:
-                self._plant(spec.target, loaded.tensors[spec.target], spec.kind)
+                tensor = loaded.tensors[spec.target]
+                plant(self, spec.target, tensor, spec.kind is InputKind.PARAMETER)
             elif spec.kind is InputKind.CONSTANT_TENSOR and spec.target is not None:
                 self.constants[spec.target] = loaded.tensors[spec.target]
             elif spec.kind is not InputKind.USER_INPUT and spec.kind not in _PLANTED:
@@ -45,20 +47,6 @@ class ExportedModel(nn.Module):
                     hint="export the model without custom objects",
                 )
         self.inputs = list(self._user_inputs())
-
-    def _plant(self, target: str, tensor: Tensor, kind: InputKind) -> None:
-        """Have a weight at the path that it had in the model that was exported."""
-        path, _, name = target.rpartition(".")
-        holder: Any = self
-        for step in filter(None, path.split(".")):
-            if step not in holder._modules:
-                holder.add_module(step, nn.Module())
-            holder = holder._modules[step]
-        if kind is InputKind.BUFFER:
-            holder.register_buffer(name, tensor)
-        else:
-            can_learn = tensor.is_floating_point() or tensor.is_complex()
-            holder.register_parameter(name, nn.Parameter(tensor, requires_grad=can_learn))
 
     def _user_inputs(self) -> Iterator[ModelInput]:
         examples = {node.name: node.meta.get("val") for node in self.graph_module.graph.nodes}

@@ -102,14 +102,17 @@ class NodeReader:
 
     def _body(self, graph: GraphProto) -> OnnxBody:
         constants = {each.name: self.files.tensor(each) for each in graph.initializer}
-        constants |= dict(self._constant_nodes(graph.node))
+        constants |= self.constants(graph.node)
         return OnnxBody(graph, list(self.nodes(graph.node)), constants)
 
-    def _constant_nodes(self, nodes: Iterable[NodeProto]) -> Iterator[tuple[str, Tensor]]:
-        for node in nodes:
-            if node.op_type == "Constant" and node.domain in STANDARD:
-                for proto in attribute_tensors(node).values():
-                    yield node.output[0], self.files.tensor(proto)
+    def constants(self, nodes: Iterable[NodeProto]) -> dict[str, Tensor]:
+        """The values of nodes that are constants, by name."""
+        return {
+            node.output[0]: self.files.tensor(proto)
+            for node in nodes
+            if node.op_type == "Constant" and node.domain in STANDARD
+            for proto in attribute_tensors(node).values()
+        }
 
 
 def read_before(graph: GraphProto) -> list[str]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.taps.exported.bound_inputs import ModelInput, bound
+from dumpcmp.taps.exported.planting import plant
 from dumpcmp.taps.onnx.blocked_images import NCHWC
 from dumpcmp.taps.onnx.control_flow import GraphUnroller
 from dumpcmp.taps.onnx.folding import folded_nodes
@@ -28,6 +29,21 @@ if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
 _MADE = re.compile(r"val_\d+|\w*const\w*|_to_copy.*")  # names that the exporter gives to constants
+
+
+def planted(
+    root: nn.Module, constants: Mapping[str, Tensor], places: NodePlaces
+) -> dict[str, Tensor]:
+    """Have weights of a graph at the paths that they had; those that are parameters now."""
+    known, found = places.paths | {""}, {}
+    for name, tensor in constants.items():
+        path, _, word = name.rpartition(".")
+        if not word.isidentifier() or path not in known or _MADE.fullmatch(name):
+            continue
+        weight = plant(root, name, tensor, tensor.is_floating_point())
+        if weight is not None:
+            found[name] = weight
+    return found
 
 
 class OnnxModel(nn.Module):
@@ -60,28 +76,7 @@ class OnnxModel(nn.Module):
         self.unroller = GraphUnroller(self.tapping.graph, self.settings, room, self.named_filters)
         self._filters = [] if exported is None else filters_of(exported, self.nodes)
         self.inputs = list(self.tapping.plain.get_inputs())
-        self._plant()
-
-    def _plant(self) -> None:
-        """Have weights at the paths that they had in the model that was exported."""
-        known = self.places.paths | {""}
-        for name, tensor in self.constants.items():
-            path, _, word = name.rpartition(".")
-            if not word.isidentifier() or path not in known or _MADE.fullmatch(name):
-                continue
-            holder: Any = self
-            for step in filter(None, path.split(".")):
-                if step not in holder._modules:
-                    holder.add_module(step, nn.Module())
-                holder = holder._modules[step]
-            if hasattr(holder, word):
-                continue
-            if tensor.is_floating_point():
-                weight = nn.Parameter(tensor, requires_grad=False)
-                holder.register_parameter(word, weight)
-                self.constants[name] = weight
-            else:
-                holder.register_buffer(word, tensor)
+        self.constants |= planted(self, self.constants, self.places)
 
     def all_constants(self) -> Iterator[Tensor]:
         """The constants of the graph and of the bodies in it."""
