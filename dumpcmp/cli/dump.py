@@ -50,7 +50,8 @@ _GROUPS = {
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )  # fmt: skip
 @click.option("--mode", default="eager", show_default=True,
-              help="eager, fx, aten, compiled, boundary, onnx, exported, executorch.")  # fmt: skip
+              help="eager, fx, aten, compiled, boundary, onnx, openvino, exported or "
+              "executorch.")  # fmt: skip
 @click.option("--path", default="dump", show_default=True, type=PLACE,
               help="Archive to write: a path, or a URL such as s3://...")  # fmt: skip
 @click.option("--spool-limit", metavar="SIZE",
@@ -86,7 +87,7 @@ _GROUPS = {
 @click.option("--inputs", metavar="FILE", type=PLACE,
               help="Of an exported model: an .npz, or a golden dump.")  # fmt: skip
 @click.option("--provider", "providers", metavar="NAME", multiple=True,
-              help="onnx: execution provider, in order; else the CPU.")  # fmt: skip
+              help="onnx, openvino: what runs it, in order; else the CPU.")  # fmt: skip
 @click.option("--graph-level", type=click.Choice(LEVELS), default="all", show_default=True,
               help="onnx: how far ONNX Runtime optimises the graph.")  # fmt: skip
 @click.option("--custom-ops", metavar="FILE", multiple=True,

@@ -1,6 +1,6 @@
 """What ``dumpcmp dump`` is told of exported models: files that ONNX Runtime or torch runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,13 @@ from dumpcmp.nouns.options import LEVELS
 if TYPE_CHECKING:
     from dumpcmp.dumping.model_inputs import ModelInputs
 
-_FILES = {"onnx": "an .onnx file", "exported": "a .pt2 file", "executorch": "a .pte file"}
+_FILES = {
+    "onnx": "an .onnx file",
+    "openvino": "an .onnx file",
+    "exported": "a .pt2 file",
+    "executorch": "a .pte file",
+}
+_COMPILING = ("onnx", "openvino")  # those that are told how to run a model
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +40,17 @@ class ExportedOptions:
             raise SelectionError(
                 f"--mode {mode} runs {_FILES[mode]}", hint="leave --model and -m out"
             )
-        of_ort = {
-            "--provider": self.providers,
-            "--custom-ops": self.custom_ops,
-            "--graph-level": self.graph_level != "all",
+        said: dict[str, tuple[object, Collection[str]]] = {
+            "--inputs": (self.inputs, _FILES),
+            "--provider": (self.providers, _COMPILING),
+            "--custom-ops": (self.custom_ops, ("onnx",)),
+            "--graph-level": (self.graph_level != "all", ("onnx",)),
         }
-        said: dict[str, object] = {"--inputs": self.inputs if mode not in _FILES else None}
-        said |= of_ort if mode != "onnx" else {}
-        said |= {"--option": self.config} if mode in ("exported", "executorch") else {}
-        for option, is_said in said.items():
-            if is_said:
-                hint = "use --mode onnx, exported or executorch"
-                hint = hint if option == "--inputs" else "use --mode onnx"
+        if mode in _FILES:
+            said["--option"] = self.config, _COMPILING
+        for option, (is_said, modes) in said.items():
+            if is_said and mode not in modes:
+                hint = f"use --mode {' or '.join(modes)}"
                 raise SelectionError(f"{option} says nothing to --mode {mode}", hint=hint)
 
 
@@ -101,15 +106,19 @@ def onnx_run(words: tuple[str, ...], options: ExportedOptions) -> Callable[[], o
 def program_run(
     mode: str, words: tuple[str, ...], options: ExportedOptions
 ) -> Callable[[], object]:
-    """What runs the program of torch.export or ExecuTorch that the command line names."""
-    path, _, inputs = _told(mode, words, options)
+    """What runs the program that the command line names in torch, ExecuTorch or OpenVINO."""
+    path, told, inputs = _told(mode, words, options)
     from dumpcmp.dumping.exported_runs import file_program
+    from dumpcmp.taps.openvino.openvino_model import OpenVinoSettings
 
-    return file_program(path, inputs, mode)
+    entries = dict(each.partition("=")[::2] for each in told.config)
+    settings = OpenVinoSettings(",".join(told.providers) or "CPU", entries)
+    return file_program(path, inputs, mode, settings)
 
 
 RUNS: dict[str, Callable[[tuple[str, ...], ExportedOptions], Callable[[], object]]] = {
     "onnx": onnx_run,
     "exported": partial(program_run, "exported"),
     "executorch": partial(program_run, "executorch"),
+    "openvino": partial(program_run, "openvino"),
 }

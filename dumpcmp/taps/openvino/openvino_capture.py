@@ -28,6 +28,7 @@ from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.step import Step
 
 _FOLDED = "constant folding"  # the kernel of nodes that OpenVINO computed as it compiled
+_UNNAMED = "a kernel that does not name it"  # of nodes that became other layers
 
 
 class OpenVinoCapture(ModuleCapture):
@@ -175,7 +176,7 @@ class _FusedRecorder:
         found = next((self._kernels[each] for each in layers if each in self._kernels), None)
         if found is not None:
             return f"{found.kind} {found.name}"
-        return _FOLDED if all(name in self._leaves for name in node.inputs if name) else "inside"
+        return _FOLDED if all(name in self._leaves for name in node.inputs if name) else _UNNAMED
 
     def _value(self, name: str) -> ValueOfGraph | None:
         known = self._leaves.get(name, self._made.get(name))
