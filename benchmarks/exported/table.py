@@ -57,7 +57,7 @@ def table_of(name: str, subjects: Iterable[Subject]) -> Table:
             rows.append([
                 str(subject), subject.kind, outcome.headline.partition(":")[0],
                 "yes" if facts["run"]["certificate"]["holds"] else "no",
-                f"{_share(outcome):.1%}", f"{cost.plain_seconds * 1000:.0f} ms",
+                f"{share_of(outcome):.1%}", f"{cost.plain_seconds * 1000:.0f} ms",
                 f"{cost.ratio:.1f}",
                 str(sum(found.values())), str(found[EXACT]),
                 str(found["near"]), str(found["elsewhere"] + found["unknown"]),
@@ -75,7 +75,7 @@ def table_of(name: str, subjects: Iterable[Subject]) -> Table:
     return Table(name, headings, rows, how)
 
 
-def _share(outcome: Outcome) -> float:
+def share_of(outcome: Outcome) -> float:
     """Of golden's values, those that were found in the target, or inside of what it fuses."""
     rows = [row for row in outcome.rows if row.golden_key is not None and not row.key.op.is_effect]
     rows = [row for row in rows if row.verdict is not Verdict.SKIPPED]
