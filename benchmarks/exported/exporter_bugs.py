@@ -60,6 +60,10 @@ def _fully_masked(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
 
 
+def _normed_by_batch(x: Tensor) -> Tensor:
+    return F.batch_norm(x, torch.zeros(8), torch.ones(8), training=True)
+
+
 def _floor_divided(x: Tensor) -> Tensor:
     return (x * 5) // 2
 
@@ -100,6 +104,7 @@ BUGS = [
     ExporterBug("avg_pool2d ignores divisor_override", "script", _divided_pool, _IMAGE, 4),
     ExporterBug("scatter_reduce(mean) without self divides otherwise", "dynamo", _mean_scattered),
     ExporterBug("attention of a row that is masked whole", "dynamo", _fully_masked, (1, 2, 5, 8)),
+    ExporterBug("batch_norm(training) takes the running moments", "dynamo", _normed_by_batch),
     ExporterBug("floor division rounds to zero", "script", _floor_divided),
     ExporterBug(">> of negative integers rounds to zero", "script", _shifted),
     ExporterBug("index_put(accumulate) keeps one of several", "script", _accumulated),
