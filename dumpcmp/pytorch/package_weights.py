@@ -20,6 +20,7 @@ from dumpcmp.pytorch.plain_files import ProgramFileError, open_plain
 
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _MAGIC = b"PK\x03\x04"
+_LARGEST_CONFIG = 1 << 28  # bytes
 _AGAIN = "write it again: torch.export.save(program, 'model.pt2')"
 
 
@@ -34,7 +35,12 @@ class LoadedProgram:
 def load_program(path: Path) -> LoadedProgram:
     """The program at `path` with its weights, which stay in the file until they are used."""
     program = load_graph(path)
-    dtypes = {**program.state_dict, **program.constants}
+    known = {**program.state_dict, **program.constants}
+    return LoadedProgram(program, weights_of(path, {n: t.dtype for n, t in known.items()}))
+
+
+def weights_of(path: Path, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+    """The weights and constants of a package by name, whose dtypes its program tells."""
     tensors: dict[str, Tensor] = {}
     try:
         with open_plain(path) as file, zipfile.ZipFile(file) as archive:
@@ -42,17 +48,21 @@ def load_program(path: Path) -> LoadedProgram:
             storage: Any = torch.UntypedStorage.from_file(str(path), False, path.stat().st_size)
             for config_name in CONFIGS:
                 room = config_name.rpartition("/")[0]
+                if entries[config_name].file_size > _LARGEST_CONFIG:
+                    raise ValueError(f"{config_name} has {entries[config_name].file_size} bytes")
                 config = json.loads(archive.read(entries[config_name]))["config"]
                 for name, told in config.items():
                     entry = entries[f"{room}/{told['path_name']}"]
                     start = _start_of(path, file, entry)
-                    tensors[name] = _tensor(storage, start, entry, told, dtypes[name].dtype)
+                    tensors[name] = _tensor(storage, start, entry, told, dtypes[name])
     except ProgramFileError:
         raise
     except Exception as error:  # whatever a damaged file makes of the readers
-        said = f"{type(error).__name__}: {error}"[:200]
-        raise ProgramFileError(f"{path}: its weights cannot be read: {said}", hint=_AGAIN) from None
-    return LoadedProgram(program, tensors)
+        message = f"{type(error).__name__}: {error}"[:200]
+        raise ProgramFileError(
+            f"{path}: its weights cannot be read: {message}", hint=_AGAIN
+        ) from None
+    return tensors
 
 
 def _start_of(path: Path, file: Any, entry: zipfile.ZipInfo) -> int:

@@ -29,7 +29,7 @@ NAMES = (
     "parts", "numbers", "runs", "manifests", "manifest lines", "rings", "npy", "npz", "safetensors",
     "torch", "msprobe", "mappings", "layouts", "layout texts", "packages", "checkpoints",
     "fixtures", "fixture facts", "reports", "rows", "journals", "ge tasks", "ge texts",
-    "ge numbers", "fx", "sglang", "onnx",
+    "ge numbers", "fx", "sglang", "onnx", "package weights",
 )  # fmt: skip
 
 
