@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     )  # fmt: skip
     from dumpcmp.nouns.errors import (
         AlignError, ArchiveError, CaptureError, CaptureWarning, CheckError, DumpcmpError,
-        EngineError, LayoutError, MissingValueError, NotCallableError, SelectionError,
-        VerificationError, VerificationWarning,
+        EngineError, LayoutError, MissingValueError, NotCallableError, ProgramFileError,
+        SelectionError, VerificationError, VerificationWarning,
     )  # fmt: skip
     from dumpcmp.nouns.key import Key, Op, Slot
     from dumpcmp.nouns.outcome import Conclusion, Outcome, Tally
@@ -57,15 +57,14 @@ __all__ = [
     "DumpcmpError", "EngineError", "ExactChecker", "Explanation", "Findings", "Fp64Checker",
     "FullValueChecker", "GoldenCheck", "GoldenFile", "GraftReport", "GraftedRun", "Imported",
     "Judgement", "Key", "LayoutError", "Metrics", "MissingValueError", "NotCallableError",
-    "OnnxSettings", "Op",
-    "Origin", "Outcome", "Page", "PartitionConfig", "PartitionError", "Proposal", "Record",
-    "ReferenceChecker", "Replay", "Report", "Repro", "Retention", "RoundingChecker", "Row",
-    "SelectionError", "Slot", "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError",
-    "VerificationWarning", "VerifyConfig", "Why", "__version__", "activations", "audit", "capture",
-    "capture_exported", "capture_onnx",
-    "check", "check_golden", "check_partition_options", "compact", "compare", "compiled_backend",
-    "explain", "fx_backend", "graft", "graft_all", "import_dump", "layout", "microbatch",
-    "pack_golden", "padded", "page", "propose_mapping", "reference", "register_annotation", "repro",
+    "OnnxSettings", "Op", "Origin", "Outcome", "Page", "PartitionConfig", "PartitionError",
+    "ProgramFileError", "Proposal", "Record", "ReferenceChecker", "Replay", "Report", "Repro",
+    "Retention", "RoundingChecker", "Row", "SelectionError", "Slot", "Summary", "Tally",
+    "TensorInfo", "Verdict", "VerificationError", "VerificationWarning", "VerifyConfig", "Why",
+    "__version__", "activations", "audit", "capture", "capture_exported", "capture_onnx", "check",
+    "check_golden", "check_partition_options", "compact", "compare", "compiled_backend", "explain",
+    "fx_backend", "graft", "graft_all", "import_dump", "layout", "microbatch", "pack_golden",
+    "padded", "page", "propose_mapping", "reference", "register_annotation", "repro",
     "run_and_compare", "same", "save", "set_rank", "verify", "verify_correctness", "verify_graph",
     "verify_partition_options", "verifying_backend",
 ]  # fmt: skip
@@ -91,7 +90,8 @@ _HOMES = {
     "judge": "AllCloseValueChecker AutomaticValueChecker Checker Conditions CosineChecker "
     "ExactChecker Fp64Checker FullValueChecker ReferenceChecker RoundingChecker",
     "nouns.errors": "AlignError ArchiveError CaptureError CaptureWarning CheckError DumpcmpError "
-    "EngineError LayoutError MissingValueError NotCallableError SelectionError VerificationError "
+    "EngineError LayoutError MissingValueError NotCallableError ProgramFileError SelectionError "
+    "VerificationError "
     "VerificationWarning",
     "nouns.key": "Key Op Slot",
     "nouns.outcome": "Conclusion Outcome Tally",

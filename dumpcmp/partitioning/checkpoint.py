@@ -19,11 +19,12 @@ from typing import Any, ClassVar
 
 import torch
 
+from dumpcmp.nouns.errors import ProgramFileError
 from dumpcmp.partitioning.call import Candidate, OpCall, rebuilt, shape_of
 from dumpcmp.partitioning.configuration import PartitionError, TensorInfo
 from dumpcmp.partitioning.signature import function_of
 from dumpcmp.partitioning.table import is_known
-from dumpcmp.pytorch.plain_files import ProgramFileError, read_plain
+from dumpcmp.pytorch.plain_files import read_plain
 
 
 class Husk:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from dumpcmp.nouns.errors import ProgramFileError
 from dumpcmp.partitioning.call import Candidate, OpCall, rebuilt, shape_of
 from dumpcmp.partitioning.configuration import PartitionError
 from dumpcmp.partitioning.rules.ruling import NoRule
 from dumpcmp.pytorch.packages import load_graph
-from dumpcmp.pytorch.plain_files import ProgramFileError
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import xxhash
 
-from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.errors import DumpcmpError, ProgramFileError
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.nouns.version import __version__
 from dumpcmp.partitioning.call import Candidate
@@ -22,7 +22,7 @@ from dumpcmp.partitioning.configuration import PartitionError
 from dumpcmp.partitioning.findings import Finding
 from dumpcmp.partitioning.rules.ruling import NoRule
 from dumpcmp.partitioning.table import entry_for
-from dumpcmp.pytorch.plain_files import ProgramFileError, read_plain
+from dumpcmp.pytorch.plain_files import read_plain
 
 _LARGEST = 1 << 30  # bytes of what is remembered
 

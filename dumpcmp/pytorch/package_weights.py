@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.errors import ProgramFileError
 from dumpcmp.pytorch.packages import CONFIGS, load_graph
-from dumpcmp.pytorch.plain_files import ProgramFileError, open_plain
+from dumpcmp.pytorch.plain_files import open_plain
 
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _MAGIC = b"PK\x03\x04"

@@ -19,7 +19,8 @@ from typing import Any, BinaryIO
 
 import torch
 
-from dumpcmp.pytorch.plain_files import ProgramFileError, open_plain
+from dumpcmp.nouns.errors import ProgramFileError
+from dumpcmp.pytorch.plain_files import open_plain
 
 _LIMIT = 1 << 30  # bytes of one entry that is read
 _AGAIN = "export the model again with torch.export.save, without custom objects"

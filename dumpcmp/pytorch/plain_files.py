@@ -5,11 +5,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from dumpcmp.nouns.errors import DumpcmpError
-
-
-class ProgramFileError(DumpcmpError):
-    """A file that is not the program that it should be, or holds what may not be loaded."""
+from dumpcmp.nouns.errors import ProgramFileError
 
 
 def open_plain(path: Path) -> BinaryIO:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dumpcmp.nouns.errors import ProgramFileError
 from dumpcmp.pytorch.package_weights import load_program
-from dumpcmp.pytorch.plain_files import ProgramFileError
 
 DTYPES = (torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64)
 WEIGHTS = "data/weights/model_weights_config.json"

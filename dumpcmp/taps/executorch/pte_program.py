@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dumpcmp.nouns.errors import CaptureError
-from dumpcmp.pytorch.plain_files import ProgramFileError, read_plain
+from dumpcmp.nouns.errors import CaptureError, ProgramFileError
+from dumpcmp.pytorch.plain_files import read_plain
 from dumpcmp.taps.exported.bound_inputs import ModelInput
 
 INSTALL = "pip install executorch"
