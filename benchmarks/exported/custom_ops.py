@@ -63,7 +63,7 @@ def replaceable(model: Any) -> Iterator[Any]:
 
 
 def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes of the float32 values of a model, where they are told."""
+    """The shapes of the float32 values of a model, where they are known."""
     inferred = onnx.shape_inference.infer_shapes(model).graph
     found = {each.name: tuple(each.dims) for each in inferred.initializer if each.data_type == 1}
     for value in (*inferred.value_info, *inferred.input, *inferred.output):

@@ -1,4 +1,4 @@
-"""What ``dumpcmp dump`` is told of exported models: files that ONNX Runtime or torch runs."""
+"""What ``dumpcmp dump`` takes for exported models: files that ONNX Runtime or torch runs."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -21,12 +21,12 @@ _FILES = {
     "exported": "a .pt2 file",
     "executorch": "a .pte file",
 }
-_COMPILING = ("onnx", "openvino")  # those that are told how to run a model
+_COMPILING = ("onnx", "openvino")  # those that have options
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedOptions:
-    """What is said of an exported model, before or behind its name."""
+    """The options for an exported model, before or behind its name."""
 
     inputs: Path | None = None
     providers: tuple[str, ...] = ()
@@ -40,16 +40,16 @@ class ExportedOptions:
             raise SelectionError(
                 f"--mode {mode} runs {_FILES[mode]}", hint="leave --model and -m out"
             )
-        said: dict[str, tuple[object, Collection[str]]] = {
+        options: dict[str, tuple[object, Collection[str]]] = {
             "--inputs": (self.inputs, _FILES),
             "--provider": (self.providers, _COMPILING),
             "--custom-ops": (self.custom_ops, ("onnx",)),
             "--graph-level": (self.graph_level != "all", ("onnx",)),
         }
         if mode in _FILES:
-            said["--option"] = self.config, _COMPILING
-        for option, (is_said, modes) in said.items():
-            if is_said and mode not in modes:
+            options["--option"] = self.config, _COMPILING
+        for option, (is_given, modes) in options.items():
+            if is_given and mode not in modes:
                 hint = f"use --mode {' or '.join(modes)}"
                 raise SelectionError(f"{option} says nothing to --mode {mode}", hint=hint)
 
@@ -60,31 +60,31 @@ class ExportedOptions:
 @click.option("--graph-level", type=click.Choice(LEVELS))
 @click.option("--custom-ops", multiple=True)
 @click.option("--option", "config", multiple=True)
-def behind_name(**said: Any) -> dict[str, Any]:
+def behind_name(**given: Any) -> dict[str, Any]:
     """What may stand behind the name of an exported model."""
-    return {word: value for word, value in said.items() if value}
+    return {word: value for word, value in given.items() if value}
 
 
-def _told(
+def _read(
     mode: str, words: tuple[str, ...], options: ExportedOptions
 ) -> tuple[str, ExportedOptions, "list[ModelInputs]"]:
-    """The file of the model, all that is said of it, and what it is called with."""
+    """The file of the model, all its options, and what it is called with."""
     what = _FILES[mode]
     if not words:
         raise SelectionError(f"--mode {mode} needs a model", hint=f"name {what}")
     if not Path(words[0]).is_file():
         raise SelectionError(f"{words[0]} is not a file", hint=f"name {what}")
     more = behind_name.main(list(words[1:]), standalone_mode=False)
-    told = replace(options, **more)
-    told.refuse(mode)
-    if told.inputs is None:
+    chosen = replace(options, **more)
+    chosen.refuse(mode)
+    if chosen.inputs is None:
         raise SelectionError(
             f"--mode {mode} needs what the model is called with",
             hint="add --inputs golden_dump, or --inputs inputs.npz",
         )
     from dumpcmp.dumping.model_inputs import inputs_from
 
-    return words[0], told, inputs_from(told.inputs)
+    return words[0], chosen, inputs_from(chosen.inputs)
 
 
 def onnx_run(words: tuple[str, ...], options: ExportedOptions) -> Callable[[], object]:
@@ -92,13 +92,13 @@ def onnx_run(words: tuple[str, ...], options: ExportedOptions) -> Callable[[], o
     from dumpcmp.taps.onnx.protobufs import check_installed
 
     check_installed()
-    path, told, inputs = _told("onnx", words, options)
+    path, chosen, inputs = _read("onnx", words, options)
     from dumpcmp.dumping.onnx_runs import onnx_program
     from dumpcmp.taps.onnx.sessions import OnnxSettings
 
-    entries = dict(each.partition("=")[::2] for each in told.config)
+    entries = dict(each.partition("=")[::2] for each in chosen.config)
     settings = OnnxSettings(
-        told.providers or OnnxSettings().providers, told.graph_level, entries, told.custom_ops
+        chosen.providers or OnnxSettings().providers, chosen.graph_level, entries, chosen.custom_ops
     )
     return onnx_program(path, inputs, settings)
 
@@ -107,12 +107,12 @@ def program_run(
     mode: str, words: tuple[str, ...], options: ExportedOptions
 ) -> Callable[[], object]:
     """What runs the program that the command line names in torch, ExecuTorch or OpenVINO."""
-    path, told, inputs = _told(mode, words, options)
+    path, chosen, inputs = _read(mode, words, options)
     from dumpcmp.dumping.exported_runs import file_program
     from dumpcmp.taps.openvino.openvino_model import OpenVinoSettings
 
-    entries = dict(each.partition("=")[::2] for each in told.config)
-    settings = OpenVinoSettings(",".join(told.providers) or "CPU", entries)
+    entries = dict(each.partition("=")[::2] for each in chosen.config)
+    settings = OpenVinoSettings(",".join(chosen.providers) or "CPU", entries)
     return file_program(path, inputs, mode, settings)
 
 

@@ -52,10 +52,10 @@ def weights_of(path: Path, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tenso
                 if entries[config_name].file_size > _LARGEST_CONFIG:
                     raise ValueError(f"{config_name} has {entries[config_name].file_size} bytes")
                 config = json.loads(archive.read(entries[config_name]))["config"]
-                for name, told in config.items():
-                    entry = entries[f"{room}/{told['path_name']}"]
+                for name, payload in config.items():
+                    entry = entries[f"{room}/{payload['path_name']}"]
                     start = _start_of(path, file, entry)
-                    tensors[name] = _tensor(storage, start, entry, told, dtypes[name])
+                    tensors[name] = _tensor(storage, start, entry, payload, dtypes[name])
     except ProgramFileError:
         raise
     except Exception as error:  # whatever a damaged file makes of the readers
@@ -78,10 +78,10 @@ def _start_of(path: Path, file: Any, entry: zipfile.ZipInfo) -> int:
 
 
 def _tensor(
-    storage: Any, start: int, entry: zipfile.ZipInfo, told: Mapping[str, Any], dtype: torch.dtype
+    storage: Any, start: int, entry: zipfile.ZipInfo, payload: Mapping[str, Any], dtype: torch.dtype
 ) -> Tensor:
-    """The tensor that `told` describes, over the mapped file where its bytes lie aligned."""
-    meta = told["tensor_meta"]
+    """The tensor that `payload` describes, over the mapped file where its bytes lie aligned."""
+    meta = payload["tensor_meta"]
     sizes, strides = ([int(each["as_int"]) for each in meta[key]] for key in ("sizes", "strides"))
     offset, count = int(meta["storage_offset"]["as_int"]), math.prod(sizes)
     if min([offset, *sizes, *strides, 0]) < 0 or len(sizes) != len(strides):

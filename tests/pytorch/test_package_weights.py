@@ -76,7 +76,7 @@ def edited(source: Path, path: Path, name: str, change: Callable[[Any], Any]) ->
     return path
 
 
-def told(change: Callable[[dict[str, Any]], None]) -> Callable[[bytes], bytes]:
+def changed(change: Callable[[dict[str, Any]], None]) -> Callable[[bytes], bytes]:
     def edit(content: bytes) -> bytes:
         config = json.loads(content)
         change(config["config"]["linear.weight"])
@@ -109,7 +109,7 @@ def missing(weight: dict[str, Any]) -> None:
 def test_hostile_weights_are_refused(
     change: Callable[[dict[str, Any]], None], path: Path, tmp_path: Path
 ) -> None:
-    hostile = edited(path, tmp_path / "m.pt2", WEIGHTS, told(change))
+    hostile = edited(path, tmp_path / "m.pt2", WEIGHTS, changed(change))
     with pytest.raises(ProgramFileError):
         load_program(hostile)
 

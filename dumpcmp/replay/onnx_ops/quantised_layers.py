@@ -59,14 +59,14 @@ def _quantised_embedding(
 def _quantised_lstm(
     x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, lengths: Tensor | None, h: Tensor | None,
     c: Tensor | None, peephole: Tensor | None, w_scale: Tensor, w_zero: Tensor, r_scale: Tensor,
-    r_zero: Tensor, **told: Any,
+    r_zero: Tensor, **attributes: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """An LSTM whose weights are codes, and what they are multiplied with is rounded to codes."""
     if x.shape[1] > 1:
         raise Unreplayable("how its state is rounded depends on how many threads share the batch")
     inward = _by_direction(w, w_scale.to(x.dtype), w_zero)
     onward = _by_direction(r, r_scale.to(x.dtype), r_zero)
-    return lstm(x, inward, onward, b, lengths, h, c, peephole, rounds=_rounded, **told)
+    return lstm(x, inward, onward, b, lengths, h, c, peephole, rounds=_rounded, **attributes)
 
 
 def _by_direction(codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:

@@ -95,8 +95,8 @@ class PteModel(nn.Module):
         try:
             found = module.forward(given)
         except Exception as error:
-            said = str(error).partition("\n")[0][:200]
-            raise CaptureError(f"ExecuTorch stopped at {self.file}: {said}") from None
+            message = str(error).partition("\n")[0][:200]
+            raise CaptureError(f"ExecuTorch stopped at {self.file}: {message}") from None
         return [each.clone() for each in found if isinstance(each, Tensor)]
 
     def _events(self, module: Any) -> list[tuple[int, Tensor]]:
@@ -106,10 +106,10 @@ class PteModel(nn.Module):
         with TemporaryDirectory(prefix="dumpcmp-pte-") as folder:
             log, values = Path(folder, "log.etdp"), Path(folder, "values.bin")
             module.write_etdump_result_to_file(str(log), str(values))
-            told = deserialize_from_etdump_flatcc(log.read_bytes())
+            log_of_run = deserialize_from_etdump_flatcc(log.read_bytes())
             storage = values.read_bytes()
         found = []
-        for block in told.run_data:
+        for block in log_of_run.run_data:
             for event in block.events or ():
                 debug = event.debug_event
                 if debug is None or debug.debug_entry is None or debug.chain_index != 0:
@@ -130,9 +130,12 @@ def _tensors_of(entry: Any) -> list[Any]:
     return list(entry.tensor_list.tensors) if entry.tensor_list is not None else []
 
 
-def _tensor(storage: bytes, told: Any) -> Tensor:
+def _tensor(storage: bytes, described: Any) -> Tensor:
     return tensor_of(
-        storage[told.offset :], dtype_of_scalar(told.scalar_type), told.sizes, told.strides
+        storage[described.offset :],
+        dtype_of_scalar(described.scalar_type),
+        described.sizes,
+        described.strides,
     )
 
 

@@ -136,9 +136,9 @@ def read_pte(path: Path) -> PteProgram:
     except CaptureError:
         raise
     except Exception as error:  # whatever a damaged file makes of its reader
-        said = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+        message = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
         raise ProgramFileError(
-            f"{path} is no program of ExecuTorch: {said}",
+            f"{path} is no program of ExecuTorch: {message}",
             hint="give the .pte that to_executorch() made, with a method forward",
         ) from None
 
@@ -216,19 +216,19 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _instruction(plan: Any, values: Sequence[Any], told: Any) -> PteInstruction:
-    kind = type(told).__name__
+def _instruction(plan: Any, values: Sequence[Any], instruction: Any) -> PteInstruction:
+    kind = type(instruction).__name__
     if kind == "KernelCall":
-        return _kernel(plan.operators[told.op_index], values, list(told.args))
+        return _kernel(plan.operators[instruction.op_index], values, list(instruction.args))
     if kind == "DelegateCall":
-        name = str(plan.delegates[told.delegate_index].id)
-        tensors = tuple(n for n in told.args if is_tensor(values[n]))
-        taken, given = _ends_of_delegate(plan, values, tensors, told)
+        name = str(plan.delegates[instruction.delegate_index].id)
+        tensors = tuple(n for n in instruction.args if is_tensor(values[n]))
+        taken, given = _ends_of_delegate(plan, values, tensors, instruction)
         return PteCall(f"executorch.{name}", f"executorch::{name}.1", taken, {}, given, tensors)
     if kind == "JumpFalseCall":
-        return PteJump(told.cond_value_index, told.destination_instruction)
+        return PteJump(instruction.cond_value_index, instruction.destination_instruction)
     if kind == "MoveCall":
-        return PteMove(told.move_from, told.move_to)
+        return PteMove(instruction.move_from, instruction.move_to)
     return None
 
 

@@ -93,7 +93,9 @@ class NodeReader:
             }
             attributes = attributes_of(node) | tensors
             if node.op_type == "Split" and len(node.input) < 2:
-                attributes.setdefault("num_outputs", len(node.output))  # told so since opset 18
+                attributes.setdefault(
+                    "num_outputs", len(node.output)
+                )  # an attribute since opset 18
             yield OnnxNode(
                 node.name, "onnx" if node.domain in STANDARD else node.domain, node.op_type,
                 self.versions.get(node.domain, 1), tuple(node.input), tuple(node.output),

@@ -1,4 +1,4 @@
-"""Captures models in OpenVINO: nodes of the ONNX graph are calls, kernels of them are told.
+"""Captures models in OpenVINO: nodes of the ONNX graph are calls, with the kernels that they are part of.
 
 Most nodes are fused into kernels with others, and what they give is in no memory. As of a compiled
 graph, the archive tells all the same which values are one, and which kernel stored one.
@@ -73,8 +73,8 @@ class OpenVinoCapture(ModuleCapture):
         facts = {**super().facts(), "mode": "onnx", "program": "openvino", "numbers_in": "float32"}
         if not self._models:
             return {**facts, "certificate": {"holds": False, "text": "not certified: nothing ran"}}
-        told = [certificate_of(model) for model in self._models.values()]
-        worst = next((each for each in told if not each["holds"]), told[0])
+        certificates = [certificate_of(model) for model in self._models.values()]
+        worst = next((each for each in certificates if not each["holds"]), certificates[0])
         first = next(iter(self._models.values()))
         return {**facts, "certificate": worst, "openvino": first.settings.facts()}
 

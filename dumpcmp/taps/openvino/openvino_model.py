@@ -48,12 +48,12 @@ class OpenVinoModel(nn.Module):
         self.tapping = OpenVinoTapping(self.file, self.settings.device, self.settings.options)
         self.inputs = [self._input(each) for each in self.tapping.model.inputs]
 
-    def _input(self, told: Any) -> ModelInput:
-        name = told.get_any_name()
+    def _input(self, port: Any) -> ModelInput:
+        name = port.get_any_name()
         dtype, _ = self.tapping.forms[name]
-        shape = told.get_partial_shape()
+        shape = port.get_partial_shape()
         sizes = [None if size.is_dynamic else size.get_length() for size in shape]
-        return ModelInput(name, dtype, sizes, str(told.get_element_type()))
+        return ModelInput(name, dtype, sizes, str(port.get_element_type()))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What OpenVINO gives: the output, or a tuple of them."""

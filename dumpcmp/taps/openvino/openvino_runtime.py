@@ -196,8 +196,8 @@ def kernels_of(compiled: Any) -> list[OpenVinoKernel]:
     """The kernels that a compiled model runs."""
     found = []
     for op in compiled.get_runtime_model().get_ordered_ops():
-        told = op.get_rt_info()
-        kind, layers = (str(told[key].value) if key in told else "" for key in
+        details = op.get_rt_info()
+        kind, layers = (str(details[key].value) if key in details else "" for key in
                         ("layerType", "originalLayersNames"))  # fmt: skip
         names = tuple(name for name in layers.split(",") if name)
         found.append(OpenVinoKernel(op.get_friendly_name(), kind, names))
