@@ -1,4 +1,4 @@
-"""Captures models in OpenVINO: nodes of the ONNX graph are calls, with the kernels that they are part of.
+"""Captures models in OpenVINO: nodes of the ONNX graph are calls that name their kernels.
 
 Most nodes are fused into kernels with others, and what they give is in no memory. As of a compiled
 graph, the archive tells all the same which values are one, and which kernel stored one.
