@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.compacting import compact
     from dumpcmp.comparing import Proposal, compare, propose_mapping
     from dumpcmp.dumping.capturing import capture, compiled_backend, fx_backend, save
+    from dumpcmp.dumping.exported_runs import capture_exported
     from dumpcmp.dumping.onnx_runs import capture_onnx
     from dumpcmp.dumping.modes import Boundary, Compiled
     from dumpcmp.dumping.retention import Retention
@@ -26,8 +27,8 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.logprobs import LogprobCause, LogprobReport, LogprobSample, compare_logprobs
     from dumpcmp.nouns.errors import (
         AlignError, ArchiveError, CaptureError, CaptureWarning, CheckError, DumpcmpError,
-        EngineError, LayoutError, MissingValueError, NotCallableError, SelectionError,
-        VerificationError, VerificationWarning,
+        EngineError, LayoutError, MissingValueError, NotCallableError, ProgramFileError,
+        SelectionError, VerificationError, VerificationWarning,
     )  # fmt: skip
     from dumpcmp.nouns.key import Key, Op, Slot
     from dumpcmp.nouns.outcome import Conclusion, Outcome, Tally
@@ -59,21 +60,18 @@ __all__ = [
     "CheckError", "Checker", "Checkup", "Compiled", "Conclusion", "Conditions", "CosineChecker",
     "DumpcmpError", "EngineError", "ExactChecker", "Explanation", "Findings", "Fp64Checker",
     "FullValueChecker", "GoldenCheck", "GoldenFile", "GraftReport", "GraftedRun", "Imported",
-    "InvarianceReport", "InvarianceRow",
-    "Judgement", "Key", "LayoutError", "LogprobCause", "LogprobReport", "LogprobSample", "Metrics",
-    "MissingValueError", "NotCallableError",
-    "OnnxSettings", "Op",
-    "Origin", "Outcome", "Page", "PartitionConfig", "PartitionError", "Proposal", "Record",
-    "ReferenceChecker", "Replay", "Report", "Repro", "Retention", "RoundingChecker", "Row",
-    "SelectionError", "Slot", "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError",
-    "VerificationWarning", "VerifyConfig", "WeightReport", "WeightRow", "WeightVerdict", "Why",
-    "__version__", "activations", "audit", "capture",
-    "capture_onnx",
-    "check", "check_golden", "check_invariance", "check_partition_options", "compact", "compare",
-    "compare_logprobs", "compare_weights", "compiled_backend",
-    "explain", "fx_backend", "graft", "graft_all", "import_dump", "layout", "microbatch",
-    "pack_golden", "padded", "page", "propose_mapping", "reference", "register_annotation", "repro",
-    "requests",
+    "InvarianceReport", "InvarianceRow", "Judgement", "Key", "LayoutError", "LogprobCause",
+    "LogprobReport", "LogprobSample", "Metrics", "MissingValueError", "NotCallableError",
+    "OnnxSettings", "Op", "Origin", "Outcome", "Page", "PartitionConfig", "PartitionError",
+    "ProgramFileError", "Proposal", "Record", "ReferenceChecker", "Replay", "Report", "Repro",
+    "Retention", "RoundingChecker", "Row", "SelectionError", "Slot", "Summary", "Tally",
+    "TensorInfo", "Verdict", "VerificationError", "VerificationWarning", "VerifyConfig",
+    "WeightReport", "WeightRow", "WeightVerdict", "Why", "__version__", "activations", "audit",
+    "capture", "capture_exported", "capture_onnx", "check", "check_golden", "check_invariance",
+    "check_partition_options", "compact", "compare", "compare_logprobs", "compare_weights",
+    "compiled_backend", "explain", "fx_backend", "graft", "graft_all", "import_dump", "layout",
+    "microbatch", "pack_golden", "padded", "page", "propose_mapping", "reference",
+    "register_annotation", "repro", "requests",
     "run_and_compare", "same", "save", "set_rank", "verify", "verify_correctness", "verify_graph",
     "verify_partition_options", "verifying_backend",
 ]  # fmt: skip
@@ -88,6 +86,7 @@ _HOMES = {
     "compacting": "compact",
     "comparing": "Proposal compare propose_mapping",
     "dumping.capturing": "capture compiled_backend fx_backend save",
+    "dumping.exported_runs": "capture_exported",
     "dumping.onnx_runs": "capture_onnx",
     "dumping.modes": "Boundary Compiled",
     "dumping.retention": "Retention",
@@ -100,7 +99,8 @@ _HOMES = {
     "ExactChecker Fp64Checker FullValueChecker ReferenceChecker RoundingChecker",
     "logprobs": "LogprobCause LogprobReport LogprobSample compare_logprobs",
     "nouns.errors": "AlignError ArchiveError CaptureError CaptureWarning CheckError DumpcmpError "
-    "EngineError LayoutError MissingValueError NotCallableError SelectionError VerificationError "
+    "EngineError LayoutError MissingValueError NotCallableError ProgramFileError SelectionError "
+    "VerificationError "
     "VerificationWarning",
     "nouns.key": "Key Op Slot",
     "nouns.outcome": "Conclusion Outcome Tally",

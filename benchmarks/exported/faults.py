@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 import dumpcmp
-from dumpcmp.dumping.onnx_runs import inputs_from
+from benchmarks.exported.custom_ops import NUM_FAULTS, replaceable, use_custom_op
+from dumpcmp.dumping.model_inputs import inputs_from
 
-WORDS = ("attribute", "initialiser", "inputs", "axis", "cast", "kernel")
+WORDS = ("attribute", "initialiser", "inputs", "axis", "cast", "kernel", "library")
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 _FACTORS = {"epsilon": 1000.0, "alpha": 1.25, "beta": 1.25}
 _COMPUTING = ("Add", "Mul", "MatMul", "Gemm", "Conv", "Sigmoid", "Softmax")
@@ -150,9 +151,25 @@ def _rounded(graph: Any, node: Any) -> PlantedFault:
     return PlantedFault("cast", f"{name}_0", f"{before} by way of int32")
 
 
+def _custom_ops(graph: Any) -> Iterator[Change]:
+    """Where an op of a library computes a node, and wrongly."""
+    model = onnx.ModelProto(graph=graph, ir_version=10)
+    model.opset_import.append(onnx.helper.make_opsetid("", 20))
+    names = {node.name for node in replaceable(model)}
+    for node in graph.node:
+        if node.name in names:
+            for fault in range(1, NUM_FAULTS + 1):
+                yield partial(_wrong_custom_op, node, fault)
+
+
+def _wrong_custom_op(node: Any, fault: int) -> PlantedFault:
+    use_custom_op(node, fault)
+    return PlantedFault("library", node.name, f"{node.op_type} with fault {fault}")
+
+
 _MAKERS: dict[str, Callable[[Any], Iterator[Change]]] = {
     "attribute": _attributes, "initialiser": _initialisers, "inputs": _swapped, "axis": _axes,
-    "cast": _casts,
+    "cast": _casts, "library": _custom_ops,
 }  # fmt: skip
 
 

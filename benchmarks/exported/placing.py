@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx
+
 import dumpcmp
 from benchmarks.exported.faults import PlantedFault
 from dumpcmp.nouns.outcome import Outcome
@@ -82,9 +84,5 @@ def _distance(graph: Any, ours: set[str], theirs: set[str]) -> int:
 def _path(graph: Any, name: str) -> str:
     from dumpcmp.taps.onnx.places import NodePlaces
 
-    class _Graph:
-        def __init__(self) -> None:
-            self.graph = graph
-
-    place = NodePlaces.of(_Graph()).by_node.get(name)
+    place = NodePlaces.of(onnx.ModelProto(graph=graph)).by_node.get(name)
     return place.path if place else ""

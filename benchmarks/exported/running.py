@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,6 +19,7 @@ from benchmarks.exported.subjects import Subject
 from dumpcmp.nouns.outcome import Outcome
 
 _PROVIDERS = ["CPUExecutionProvider"]
+_TURNS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +59,16 @@ def export(subject: Subject, room: Path) -> ExportedSubject:
     return ExportedSubject(subject, room / "golden", file)
 
 
-def dumped(golden: Path, model: Path, path: Path) -> Path:
+def dumped(golden: Path, model: Path, path: Path, libraries: tuple[str, ...] = ()) -> Path:
     """The run of `model` in ONNX Runtime on what golden was given."""
-    from dumpcmp.dumping.onnx_runs import inputs_from
+    from dumpcmp.dumping.model_inputs import inputs_from
 
     (given,) = inputs_from(golden)
-    with dumpcmp.capture_onnx(model, path, overwrite=True) as run, torch.no_grad():
+    settings = dumpcmp.OnnxSettings(libraries=libraries)
+    with (
+        dumpcmp.capture_onnx(model, path, settings=settings, overwrite=True) as run,
+        torch.no_grad(),
+    ):
         run.model(*given.args, **(given.kwargs or {}))
     return path
 
@@ -70,11 +78,23 @@ def compared(golden: Path, mine: Path, form: str) -> Outcome:
     return dumpcmp.compare(golden, mine, allow=["int8"] if form == "int8" else ())
 
 
-def cost_ratio(exported: ExportedSubject, path: Path) -> float:
-    """How much longer a process takes that dumps the model than one that runs it plainly."""
+@dataclass(frozen=True, slots=True)
+class DumpCost:
+    """How long it takes to load and dump a model, and to load and run it plainly."""
+
+    dump_seconds: float
+    plain_seconds: float
+
+    @property
+    def ratio(self) -> float:
+        return self.dump_seconds / self.plain_seconds
+
+
+def cost_of(exported: ExportedSubject, path: Path) -> DumpCost:
+    """What a dump to a new path near `path` costs; both ways to run take turns."""
     import onnxruntime
 
-    from dumpcmp.dumping.onnx_runs import inputs_from
+    from dumpcmp.dumping.model_inputs import inputs_from
 
     (given,) = inputs_from(exported.golden)
 
@@ -86,16 +106,16 @@ def cost_ratio(exported: ExportedSubject, path: Path) -> float:
         tensors = [*given.args, *(given.kwargs or {}).values()]
         session.run(None, {n: t.numpy() for n, t in zip(names, tensors, strict=False)})
 
-    def tapped() -> None:
-        dumped(exported.golden, exported.model, path)
+    tapped_seconds, plain_seconds = [], []
+    for turn in range(_TURNS):
+        plain_seconds.append(_seconds(plain))
+        place = path.with_name(f"{path.name}-{turn}")
+        tapped_seconds.append(_seconds(partial(dumped, exported.golden, exported.model, place)))
+        shutil.rmtree(place)
+    return DumpCost(median(tapped_seconds), median(plain_seconds))
 
-    return _seconds(tapped) / _seconds(plain)
 
-
-def _seconds(run: Any) -> float:
-    found = []
-    for _ in range(5):
-        began = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - began)
-    return median(found)
+def _seconds(run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began

@@ -6,13 +6,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dumpcmp.cli.completion import files
+from dumpcmp.cli.exported_models import RUNS, ExportedOptions
 from dumpcmp.cli.grouping import Grouped
 from dumpcmp.cli.places import PLACE, PathOrUrl
 from dumpcmp.nouns.errors import DumpcmpError, SelectionError
@@ -50,7 +50,8 @@ _GROUPS = {
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )  # fmt: skip
 @click.option("--mode", default="eager", show_default=True,
-              help="eager, fx, aten, compiled, boundary or onnx.")  # fmt: skip
+              help="eager, fx, aten, compiled, boundary, onnx, openvino, exported or "
+              "executorch.")  # fmt: skip
 @click.option("--path", default="dump", show_default=True, type=PLACE,
               help="Archive to write: a path, or a URL such as s3://...")  # fmt: skip
 @click.option("--spool-limit", metavar="SIZE",
@@ -84,9 +85,9 @@ _GROUPS = {
               help="Run without dumpcmp too, and say if all is the same.")  # fmt: skip
 @click.option("--backend", metavar="NAME", help="boundary: the torch.compile backend.")
 @click.option("--inputs", metavar="FILE", type=PLACE,
-              help="onnx: an .npz, or a golden dump, whose inputs it takes.")  # fmt: skip
+              help="Of an exported model: an .npz, or a golden dump.")  # fmt: skip
 @click.option("--provider", "providers", metavar="NAME", multiple=True,
-              help="onnx: execution provider, in order; else the CPU.")  # fmt: skip
+              help="onnx, openvino: what runs it, in order; else the CPU.")  # fmt: skip
 @click.option("--graph-level", type=click.Choice(LEVELS), default="all", show_default=True,
               help="onnx: how far ONNX Runtime optimises the graph.")  # fmt: skip
 @click.option("--custom-ops", metavar="FILE", multiple=True,
@@ -147,10 +148,9 @@ def command(
     from dumpcmp.pytorch.inductor_options import parse_options
 
     exported = ExportedOptions(inputs, providers, graph_level, custom_ops, config)
-    if mode == "onnx":
-        if factory or module:
-            raise SelectionError("--mode onnx runs an .onnx file", hint="leave --model and -m out")
-        run, given = onnx_run(program, exported), {}
+    if mode in RUNS:
+        exported.refuse(mode, factory or module)
+        run, given = RUNS[mode](program, exported), {}
     else:
         exported.refuse(mode)
         run = chosen_program(factory, module, program, options["backward"])
@@ -161,63 +161,6 @@ def command(
     with live_line() as watch:
         dumped = dump(run, path, mode=how, keep=kept, watch=watch, tokens=token, **options)
     return report(dumped, str(path))
-
-
-@dataclass(frozen=True, slots=True)
-class ExportedOptions:
-    """What is said of an exported program, before or behind its name."""
-
-    inputs: Path | None = None
-    providers: tuple[str, ...] = ()
-    graph_level: str = "all"
-    custom_ops: tuple[str, ...] = ()
-    config: tuple[str, ...] = ()
-
-    def refuse(self, mode: str) -> None:
-        """Refuse what says nothing to another mode."""
-        said = {"--inputs": self.inputs, "--provider": self.providers,
-                "--custom-ops": self.custom_ops,
-                "--graph-level": self.graph_level != "all"}  # fmt: skip
-        for option, is_said in said.items():
-            if is_said:
-                raise SelectionError(f"{option} says nothing to --mode {mode}",
-                                     hint="use --mode onnx")  # fmt: skip
-
-
-@click.command(add_help_option=False)
-@click.option("--inputs", type=PLACE)
-@click.option("--provider", "providers", multiple=True)
-@click.option("--graph-level", type=click.Choice(LEVELS))
-@click.option("--custom-ops", multiple=True)
-@click.option("--option", "config", multiple=True)
-def behind_name(**said: Any) -> dict[str, Any]:
-    """What may stand behind the name of an exported program."""
-    return {word: value for word, value in said.items() if value}
-
-
-def onnx_run(words: tuple[str, ...], options: ExportedOptions) -> Callable[[], object]:
-    """What runs the .onnx file that the command line names."""
-    if not words:
-        raise SelectionError("--mode onnx needs a model", hint="name an .onnx file")
-    if not Path(words[0]).is_file():
-        raise SelectionError(f"{words[0]} is not a file", hint="name an .onnx file")
-    more = behind_name.main(list(words[1:]), standalone_mode=False)
-    told = replace(options, **more)
-    if told.inputs is None:
-        raise SelectionError(
-            "--mode onnx needs what the model is called with",
-            hint="add --inputs golden_dump, or --inputs inputs.npz",
-        )
-    from dumpcmp.dumping.onnx_runs import inputs_from, onnx_program
-    from dumpcmp.taps.onnx.protobufs import check_installed
-    from dumpcmp.taps.onnx.sessions import OnnxSettings
-
-    check_installed()
-    entries = dict(each.partition("=")[::2] for each in told.config)
-    settings = OnnxSettings(
-        told.providers or OnnxSettings().providers, told.graph_level, entries, told.custom_ops
-    )
-    return onnx_program(words[0], inputs_from(told.inputs), settings)
 
 
 def chosen_program(

@@ -28,6 +28,9 @@ _HOMES = {  # of the mode's capture: it is imported once the names of torch that
     "compiled": "dumpcmp.taps.inductor.compiled:CompiledCapture",
     "boundary": "dumpcmp.taps.modes.boundary:BoundaryCapture",
     "onnx": "dumpcmp.taps.onnx.capture:OnnxCapture",
+    "exported": "dumpcmp.taps.exported.exported_capture:ExportedCapture",
+    "openvino": "dumpcmp.taps.openvino.openvino_capture:OpenVinoCapture",
+    "executorch": "dumpcmp.taps.executorch.pte_capture:PteCapture",
 }
 
 
@@ -45,7 +48,7 @@ class PlainMode:
     @property
     def certifies_itself(self) -> bool:
         """Whether each of its runs says if it is what it is without a capture."""
-        return self.name == "onnx"
+        return self.name in ("onnx", "openvino", "exported", "executorch")
 
     def facts(self) -> dict[str, Any]:
         """What run.json says of the mode, besides its name."""

@@ -40,6 +40,10 @@ class LayoutError(DumpcmpError):
     """A layout that cannot be read, or that clashes with the tensor that it describes."""
 
 
+class ProgramFileError(DumpcmpError):
+    """A file that is not the program that it should be, or holds what may not be loaded."""
+
+
 class CheckError(DumpcmpError):
     """A checker or tolerance that cannot be used on these values."""
 

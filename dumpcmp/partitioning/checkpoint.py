@@ -19,11 +19,12 @@ from typing import Any, ClassVar
 
 import torch
 
+from dumpcmp.nouns.errors import ProgramFileError
 from dumpcmp.partitioning.call import Candidate, OpCall, rebuilt, shape_of
 from dumpcmp.partitioning.configuration import PartitionError, TensorInfo
-from dumpcmp.partitioning.opening import read_plain
 from dumpcmp.partitioning.signature import function_of
 from dumpcmp.partitioning.table import is_known
+from dumpcmp.pytorch.plain_files import read_plain
 
 
 class Husk:
@@ -224,7 +225,7 @@ def read_checkpoint(path: Path) -> list[Candidate]:
         loaded = InertUnpickler(io.BytesIO(read_plain(path, _LARGEST))).load()
         graph = loaded[1] if isinstance(loaded, tuple) and len(loaded) == 2 else loaded
         return list(_nodes(_state(graph, "_nodes"), count(1)))
-    except PartitionError as error:
+    except (PartitionError, ProgramFileError) as error:
         raise PartitionError(f"{path}: {error.message}", hint=error.hint) from error
     except Exception as error:
         raise PartitionError(

@@ -1,17 +1,17 @@
 """Reads the ops of a ``torch.export`` program (``.pt2``)."""
 
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
+from dumpcmp.nouns.errors import ProgramFileError
 from dumpcmp.partitioning.call import Candidate, OpCall, rebuilt, shape_of
 from dumpcmp.partitioning.configuration import PartitionError
-from dumpcmp.partitioning.packages import clean_copy
 from dumpcmp.partitioning.rules.ruling import NoRule
+from dumpcmp.pytorch.packages import load_graph
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -19,18 +19,9 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 def read_exported(path: Path) -> list[Candidate]:
     """The ops of the program at `path`. Nothing but its graph is loaded, and that checked."""
     try:
-        copy = clean_copy(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.load(copy)
-    except PartitionError:
-        raise
-    except Exception as error:
-        raise PartitionError(
-            f"{path} is not a program that torch {torch.__version__} can load: {error}",
-            hint="write it with torch.export.save(program, 'model.pt2')",
-        ) from error
-    return ops_of(program)
+        return ops_of(load_graph(path))
+    except ProgramFileError as error:
+        raise PartitionError(error.message, hint=error.hint) from error
 
 
 def ops_of(program: torch.export.ExportedProgram) -> list[Candidate]:

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 import xxhash
 
-from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.errors import DumpcmpError, ProgramFileError
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.nouns.version import __version__
 from dumpcmp.partitioning.call import Candidate
 from dumpcmp.partitioning.checking import Settings
+from dumpcmp.partitioning.configuration import PartitionError
 from dumpcmp.partitioning.findings import Finding
-from dumpcmp.partitioning.opening import read_plain
 from dumpcmp.partitioning.rules.ruling import NoRule
 from dumpcmp.partitioning.table import entry_for
+from dumpcmp.pytorch.plain_files import read_plain
 
 _LARGEST = 1 << 30  # bytes of what is remembered
 
@@ -71,7 +72,11 @@ class Verified:
 
 def _read(path: Path) -> list[tuple[str, list[Finding]]]:
     known = []
-    for line in read_plain(path, _LARGEST).decode(errors="replace").splitlines():
+    try:
+        text = read_plain(path, _LARGEST).decode(errors="replace")
+    except ProgramFileError as error:
+        raise PartitionError(error.message, hint=error.hint) from error
+    for line in text.splitlines():
         try:
             stored = json.loads(line)
             known.append((stored["key"], [_found(row) for row in stored["rows"]]))

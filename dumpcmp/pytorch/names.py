@@ -245,6 +245,10 @@ questions in torch.compile, or code that asks whether torch functions are overri
         torch._dynamo.variables.torch: TorchInGraphFunctionVariable._get_handlers
 --mode eager
 --mode onnx
+--mode exported
+{_DISPATCH}
+--mode executorch
+--mode openvino
 --mode fx
 {_DYNAMO}
     to answer as if nothing were traced

@@ -23,7 +23,7 @@ from dumpcmp.nouns.record import Call, Kept, Phase
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.rating import Rerun
-from dumpcmp.shadows.copied_values import Copy, ways_to_cut
+from dumpcmp.shadows.copied_values import ways_to_cut
 from dumpcmp.shadows.gradient_sums import (
     GradientSum,
     LoadRecorded,

@@ -22,7 +22,13 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-from benchmarks.exported.faults import dump_with_wrong_kernel  # noqa: E402 - it needs onnx
+from benchmarks.exported.exporter_bugs import BUGS as ALL_BUGS  # noqa: E402 - it needs onnx
+from benchmarks.exported.exporter_bugs import ExporterBug  # noqa: E402
+from benchmarks.exported.faults import dump_with_wrong_kernel  # noqa: E402
+from benchmarks.exported.running import dumped, export  # noqa: E402
+from benchmarks.exported.subjects import Subject  # noqa: E402
+
+BUGS = [bug for bug in ALL_BUGS if bug.exporter == "script"]  # the other exporter is slower
 
 
 class Attention(nn.Module):
@@ -127,6 +133,16 @@ def test_a_fault_in_the_protobuf_is_told_at_its_node(
     assert outcome.conclusion is conclusion, outcome.headline
     assert outcome.first_divergence is not None
     assert place in str(outcome.first_divergence.key.op), outcome.headline
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.exporter}: {bug.name}")
+def test_a_bug_of_an_exporter_is_told_at_its_op(bug: ExporterBug, tmp_path: Path) -> None:
+    subject = Subject(bug.name, "bug", bug.build, bug.exporter, opset=17)
+    found = export(subject, tmp_path)
+    outcome = dumpcmp.compare(found.golden, dumped(found.golden, found.model, tmp_path / "mine"))
+    assert outcome.conclusion is Conclusion.PROGRAM, outcome.headline
+    assert outcome.first_divergence is not None
+    assert outcome.first_divergence.key.op.module == "op", outcome.headline
 
 
 def test_the_command_takes_inputs_of_golden_or_of_numpy(

@@ -6,6 +6,8 @@ import io
 import json
 import shutil
 import tarfile
+import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -43,6 +45,7 @@ from dumpcmp.nouns.selection import make_tap
 from dumpcmp.nouns.value import Value
 from dumpcmp.partitioning.checkpoint import read_checkpoint
 from dumpcmp.partitioning.exported import read_exported
+from dumpcmp.pytorch.package_weights import weights_of
 from dumpcmp.report.page import page_of
 from dumpcmp.report.reading import read_json
 from dumpcmp.summary.summary import summarise
@@ -167,6 +170,7 @@ class Targets:
             "answers": (self._logprobs("b.jsonl"), [ANSWERS, CHAT]),
             "weight indexes": (self._weight_index, [WEIGHT_MAP]),
             "row ids": (self._row_ids, [ROW_IDS]),
+            "package weights": (self._package_weights, [_weights_package()]),
         }
 
     def _in_archive(self, place: Path) -> Read:
@@ -328,6 +332,13 @@ class Targets:
             patch.setattr(torch.export, "load", _not_loaded)  # it takes a second, and is torch's
             read_exported(self.room / "a.pt2")
 
+    def _package_weights(self, content: bytes) -> None:
+        place = self.room / "weights.pt2"
+        place.write_bytes(content)
+        with suppress(DumpcmpError):
+            for tensor in weights_of(place, defaultdict(lambda: torch.float32)).values():
+                tensor.sum()
+
     def _checkpoint(self, content: bytes) -> None:
         (self.room / "graph.ckp").write_bytes(content)
         with suppress(DumpcmpError):
@@ -446,3 +457,18 @@ def _fixture(mode: Any) -> bytes:
         for name, content in (("golden.json", told), ("run/a/b.txt", b"x")):
             _add(tar, name, content)
     return room.getvalue()
+
+
+def _weights_package() -> bytes:
+    """The weights of a program of torch.export, as it writes them."""
+    sizes = [{"as_int": 2}, {"as_int": 3}]
+    strides, offset = [{"as_int": 3}, {"as_int": 1}], {"as_int": 0}
+    meta = {"sizes": sizes, "strides": strides, "storage_offset": offset, "dtype": 7}
+    weight = {"path_name": "weight_0", "use_pickle": False, "tensor_meta": meta}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as package:
+        package.writestr("m/data/weights/weight_0", bytes(24))
+        for kind, held in (("weights/model_weights", {"w": weight}),
+                           ("constants/model_constants", {})):  # fmt: skip
+            package.writestr(f"m/data/{kind}_config.json", json.dumps({"config": held}))
+    return buffer.getvalue()

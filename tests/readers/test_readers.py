@@ -30,7 +30,7 @@ NAMES = (
     "torch", "msprobe", "mappings", "layouts", "layout texts", "packages", "checkpoints",
     "fixtures", "fixture facts", "reports", "rows", "journals", "ge tasks", "ge texts",
     "ge numbers", "fx", "sglang", "onnx", "log probabilities", "entries of ranks", "answers",
-    "weight indexes", "row ids",
+    "weight indexes", "row ids", "package weights",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dumpcmp.replay.onnx_ops import (
     normalising,
     pooling,
     products,
+    quantised_layers,
     recurrent,
     reducing,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "normalising",
     "pooling",
     "products",
+    "quantised_layers",
     "recurrent",
     "reducing",
 ]  # fmt: skip

@@ -104,22 +104,87 @@ def _fused_attention(
     if do_rotary or past is not None or any(each is not None for each in rest):
         raise Unreplayable("this form of it is not known")
     whole = x @ weight if bias is None else x @ weight + bias
-    third = whole.shape[-1] // 3
-    parts = torch.split(whole, list(qkv_hidden_sizes) or [third] * 3, -1)
+    return attention_of_product(
+        whole, mask, added, num_heads, mask_filter_value, list(qkv_hidden_sizes), scale,
+        bool(unidirectional),
+    )  # fmt: skip
+
+
+def attention_of_product(
+    whole: Tensor, mask: Tensor | None, added: Tensor | None, num_heads: int, filler: float,
+    sizes: list[int], scale: float | None, causal: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attention of what one product gives for queries, keys and values; and the last two."""
+    parts = torch.split(whole, sizes or [whole.shape[-1] // 3] * 3, -1)
     q, k, v = (_heads(each, num_heads) for each in parts)
     hidden = added
     if mask is not None:
         if mask.ndim == 1:
-            at = torch.arange(k.shape[2], device=x.device)
+            at = torch.arange(k.shape[2], device=whole.device)
             mask = (at[None] < mask[:, None]).int()
         while mask.ndim < 4:
             mask = mask[:, None]
-        filled = torch.where(mask != 0, 0.0, mask_filter_value).to(x.dtype)
+        filled = torch.where(mask != 0, 0.0, filler).to(whole.dtype)
         hidden = filled if hidden is None else hidden + filled
     factor = scale or 1 / math.sqrt(q.shape[-1])
-    made = _attend(q, k, v, factor, hidden, bool(unidirectional))
+    made = _attend(q, k, v, factor, hidden, causal)
     flat = made.transpose(1, 2).reshape(made.shape[0], made.shape[2], -1)
     return flat, torch.stack([k, v])
+
+
+@define("GroupQueryAttention", _COMPOSES, domain=MICROSOFT)
+def _group_query_attention(
+    q: Tensor, k: Tensor | None, v: Tensor | None, past_key: Tensor | None,
+    past_value: Tensor | None, lengths: Tensor, total: Tensor, cos: Tensor | None = None,
+    sin: Tensor | None = None, places: Tensor | None = None, bias: Tensor | None = None,
+    *rest: Any, num_heads: int, kv_num_heads: int, do_rotary: int = 0, rotary_interleaved: int = 0,
+    local_window_size: int = -1, scale: float | None = None, softcap: float = 0.0,
+    smooth_softmax: int = 0, **forms: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    del total
+    is_odd = smooth_softmax > 0 or any(each is not None for each in rest)
+    if is_odd or any(forms.get(name) for name in _ODD_FORMS) or forms.get("causal", 1) != 1:
+        raise Unreplayable("this form of it is not known")
+    if k is None or v is None:
+        size = q.shape[-1] // (num_heads + 2 * kv_num_heads)
+        parts = [num_heads * size, kv_num_heads * size, kv_num_heads * size]
+        q, k, v = torch.split(q, parts, -1)
+    count = q.shape[1]
+    ends = lengths.reshape(-1).long() + 1  # of each sequence, with what was there before
+    if bool((ends != ends[0]).any()) and count > 1:
+        raise Unreplayable("sequences of several lengths are not known")
+    q, k, v = _heads(q, num_heads), _heads(k, kv_num_heads), _heads(v, kv_num_heads)
+    past = ends - count
+    if do_rotary and cos is not None and sin is not None:
+        at = past[:, None] + torch.arange(count, device=q.device) if places is None else places
+        turns = [table[at.long()].unsqueeze(1) for table in (cos, sin)]
+        q, k = (_rotated(each, turns[0], turns[1], bool(rotary_interleaved)) for each in (q, k))
+    made = []
+    keys, values = [], []
+    for row in range(q.shape[0]):
+        start, end = int(past[row]), int(ends[row])
+        seen_k, seen_v = (
+            each[row : row + 1]
+            if before is None
+            else torch.cat([before[row : row + 1, :, :start], each[row : row + 1]], 2)
+            for each, before in ((k, past_key), (v, past_value))
+        )
+        hidden = None if bias is None else bias[min(row, bias.shape[0] - 1)][None, ..., :end]
+        if local_window_size > 0:
+            rows = torch.arange(count, device=q.device)[:, None] + start
+            far = torch.arange(end, device=q.device) <= rows - local_window_size
+            window = torch.where(far, -math.inf, 0.0).to(q.dtype)
+            hidden = window if hidden is None else hidden + window
+        factor = scale or 1 / math.sqrt(q.shape[-1])
+        one = q[row : row + 1]
+        made.append(_attend(one, seen_k, seen_v, factor, hidden, True, softcap, start))
+        keys.append(seen_k)
+        values.append(seen_v)
+    flat = torch.cat(made).transpose(1, 2).reshape(q.shape[0], count, -1)
+    return flat, torch.cat(keys), torch.cat(values)
+
+
+_ODD_FORMS = ("qk_output", "kv_cache_bit_width", "sliding_window_cache")
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -56,6 +56,12 @@ def _concat(*given: Tensor, axis: int) -> Tensor:
     return torch.cat(given, axis)
 
 
+@define("Loop Scan", _MOVES)
+def _stacked(*given: Tensor, axis: int = 0) -> Tensor:
+    """What the iterations gave, in one tensor: their nodes are calls of their own."""
+    return torch.stack(given, axis)
+
+
 @define("Split", _MOVES)
 def _split(
     x: Tensor, split: Tensor | None = None, axis: int = 0, num_outputs: int = 0
@@ -326,6 +332,33 @@ def _cumsum(x: Tensor, axis: Tensor, exclusive: int = 0, reverse: int = 0) -> Te
     total = torch.cumsum(found, dim, dtype=x.dtype)
     total = total - found if exclusive else total
     return total.flip(dim) if reverse else total
+
+
+@define("CumProd", FunctionKind.SCANS)
+def _cumprod(x: Tensor, axis: Tensor, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    dim = int(number(axis))
+    found = x.flip(dim) if reverse else x
+    if exclusive:
+        ones = torch.ones_like(found.narrow(dim, 0, min(1, found.shape[dim])))
+        found = torch.cat([ones, found], dim).narrow(dim, 0, x.shape[dim])
+    total = torch.cumprod(found, dim, dtype=x.dtype)
+    return total.flip(dim) if reverse else total
+
+
+@define("TensorScatter", _MOVES)
+def _tensor_scatter(
+    past: Tensor, update: Tensor, starts: Tensor | None = None, axis: int = -2,
+    mode: str = "linear",
+) -> Tensor:  # fmt: skip
+    axis %= past.ndim
+    length, count = past.shape[axis], update.shape[axis]
+    found = past.clone()
+    for row in range(past.shape[0]):
+        start = 0 if starts is None else int(starts[row])
+        at = torch.arange(start, start + count, device=past.device)
+        at = at % length if mode == "circular" else at
+        found[row] = found[row].index_copy(axis - 1, at, update[row])
+    return found
 
 
 @define("Col2Im", _SUMS)

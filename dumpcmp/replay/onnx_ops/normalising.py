@@ -90,11 +90,12 @@ def _skip_rms_norm(
 
 
 @define("EmbedLayerNormalization", _NORMALISES, domain=MICROSOFT)
-def _embed_layer_norm(
+def embedded_norm(
     ids: Tensor, segments: Tensor | None, words: Tensor, places: Tensor, kinds: Tensor | None,
     gamma: Tensor, beta: Tensor, mask: Tensor | None = None, at: Tensor | None = None,
     epsilon: float = 1e-12, mask_index_type: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The norm of words, places and kinds that ids stand for; how long each row is; the sum."""
     del mask_index_type
     where = torch.arange(ids.shape[1], device=ids.device) if at is None else at.long()
     summed = words[ids.long()] + places[where]

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.onnx_dtypes import ONNX_DTYPES
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.unreplayable import Unreplayable
 
@@ -35,16 +36,32 @@ MICROSOFT = "com.microsoft"
 
 
 def define(
-    names: str, kind: FunctionKind, *, like: str = "", domain: str = "onnx", versioned: bool = False
-) -> Callable[[_D], _D]:
-    """Put a definition into the table under each of `names`."""
+    names: str, kind: FunctionKind, *, like: str = "", domain: str = "onnx",
+    versioned: bool = False, by_shapes: bool = False,
+) -> Callable[[_D], _D]:  # fmt: skip
+    """Put a definition into the table under each of `names`.
+
+    `by_shapes`: the shapes of what it takes tell those of what it gives, whatever the numbers are.
+    """
 
     def put(definition: _D) -> _D:
+        run = _all_as_shapes(definition) if by_shapes else definition
         for name in names.split():
-            _TABLE[f"{domain}::{name}"] = OnnxOp(definition, kind, like, versioned)
+            _TABLE[f"{domain}::{name}"] = OnnxOp(run, kind, like, versioned)
         return definition
 
     return put
+
+
+def _all_as_shapes(definition: Definition) -> Definition:
+    """`definition`, which is given shapes alone where it would be given some."""
+
+    def run(*given: Tensor | None, **told: Any) -> Any:
+        if any(each is not None and each.is_meta for each in given):
+            given = tuple(None if each is None else each.to("meta") for each in given)
+        return definition(*given, **told)
+
+    return run
 
 
 def also(names: str, definition: Definition, kind: FunctionKind, like: str = "") -> None:
@@ -80,20 +97,11 @@ def number(given: Tensor | float | None, default: float = 0.0) -> float:
     return float(given)
 
 
-# The dtypes of ONNX by number.
-_DTYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
-    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64",
-    15: "complex128", 16: "bfloat16", 17: "float8_e4m3fn", 18: "float8_e4m3fnuz",
-    19: "float8_e5m2", 20: "float8_e5m2fnuz",
-}  # fmt: skip
-
-
 def dtype_numbered(number: int) -> torch.dtype:
     """Torch's dtype of a number of ONNX."""
-    if number not in _DTYPES:
+    if number not in ONNX_DTYPES:
         raise Unreplayable(f"torch has no dtype for ONNX's number {number}")
-    found: torch.dtype = getattr(torch, _DTYPES[number])
+    found: torch.dtype = getattr(torch, ONNX_DTYPES[number])
     return found
 
 

@@ -20,6 +20,7 @@ from dumpcmp.replay.unreplayable import Unreplayable
 _SUMS, _COMPOSES, _MOVES = FunctionKind.SUMS, FunctionKind.COMPOSES, FunctionKind.MOVES
 _LARGEST: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 NCHWC = "com.microsoft.nchwc"
+_EXACT_SHARES = 64  # multiples of one in so many are exact in all floats
 
 
 def _sides(
@@ -134,14 +135,20 @@ def _resize(
     dims = [dim % x.ndim for dim in axes] if axes is not None else list(range(x.ndim))
     wanted = numbers(sizes) if sizes is not None and sizes.numel() else []
     factors = [float(each) for each in scales.tolist()] if not wanted and scales is not None else []
+    truncates = not x.is_floating_point() and mode != "nearest"
+    made = x.double() if truncates else x
     for at, dim in enumerate(dims):
         size = wanted[at] if wanted else math.floor(x.shape[dim] * factors[at])
         factor = size / x.shape[dim] if wanted else factors[at]
         if size == x.shape[dim] and factor == 1.0:
             continue
         places = _places(size, x.shape[dim], factor, coordinate_transformation_mode)
-        x = _resampled(x, dim, places, mode, nearest_mode, cubic_coeff_a, bool(exclude_outside))
-    return x
+        if truncates and bool((places * _EXACT_SHARES % 1).any()):
+            raise Unreplayable("which integers it gives hangs on how it rounds floats before that")
+        made = _resampled(
+            made, dim, places, mode, nearest_mode, cubic_coeff_a, bool(exclude_outside)
+        )
+    return made.trunc().to(x.dtype) if truncates else made
 
 
 @define("Upsample", _COMPOSES)

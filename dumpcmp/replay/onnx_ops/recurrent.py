@@ -48,14 +48,20 @@ def _started(given: Tensor | None, x: Tensor, directions: int, size: int) -> lis
     return [zeros if given is None else given[at] for at in range(directions)]
 
 
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
 @define("LSTM", _COMPOSES)
-def _lstm(
+def lstm(
     x: Tensor, w: Tensor, r: Tensor, b: Tensor | None = None, lengths: Tensor | None = None,
     h: Tensor | None = None, c: Tensor | None = None, peephole: Tensor | None = None,
     hidden_size: int = 0, direction: str = "forward", activations: Sequence[str] = (),
-    clip: float = 0.0, **told: Any,
+    clip: float = 0.0, rounds: Callable[[Tensor], Tensor] = _as_it_is, **told: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """A layer of LSTM cells; `rounds` is applied to what is multiplied with weights."""
     del hidden_size
+    x = rounds(x)
     _check("LSTM", activations, clip, told)
     if peephole is not None:
         raise Unreplayable("this form of it is not known")
@@ -65,7 +71,7 @@ def _lstm(
         bias = 0 if b is None else b[at][: 4 * size] + b[at][4 * size :]
 
         def cell(seen: Tensor, hidden: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-            gates = seen @ w[at].mT + hidden @ r[at].mT + bias
+            gates = seen @ w[at].mT + rounds(hidden) @ r[at].mT + bias
             i, o, f, g = gates.chunk(4, -1)
             kept = torch.sigmoid(f) * kept + torch.sigmoid(i) * torch.tanh(g)
             return torch.sigmoid(o) * torch.tanh(kept), kept

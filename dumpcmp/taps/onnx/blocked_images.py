@@ -6,7 +6,7 @@ its channels in order, as any other image, and so are the weights that were laid
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from dumpcmp.taps.onnx.model import OnnxNode
+    from dumpcmp.taps.onnx.graph_nodes import OnnxNode
 
 NCHWC = "com.microsoft.nchwc"
 _BLOCKS = (16, 8, 4)
@@ -24,14 +24,12 @@ _BLOCKS = (16, 8, 4)
 class PlainImages:
     """The values of a run, those in blocks with their channels in order."""
 
-    values: dict[str, Tensor]
+    values: MutableMapping[str, Tensor]
     weights: Mapping[str, Tensor] = field(default_factory=dict)  # of the model, by name
     _blocked: set[str] = field(default_factory=set)  # names
 
     def put_in_order(self, nodes: Sequence[OnnxNode]) -> int:
-        """Put all that lies in blocks in order; how many channels a block has, 0 without any."""
-        if not any(node.domain == NCHWC for node in nodes):
-            return 0
+        """Put all that lies in blocks in order; how many channels a block has, 0 if unknown."""
         block = block_of_channels(nodes, self.values)
         if not block:
             return 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,8 +13,8 @@ from torch import Tensor, nn
 from dumpcmp.handlers import HOLD
 from dumpcmp.nouns.spoken import counted
 from dumpcmp.taps.modes.modules import ModuleCapture
-from dumpcmp.taps.onnx.blocked_images import NCHWC, PlainImages
-from dumpcmp.taps.onnx.model import OnnxModel, OnnxNode
+from dumpcmp.taps.onnx.control_flow import NodeRun
+from dumpcmp.taps.onnx.model import OnnxModel
 from dumpcmp.taps.recording.functions import Function
 from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.recorder import Recorder
@@ -25,6 +27,11 @@ class OnnxCapture(ModuleCapture):
     def __init__(self, recorder: Recorder, roots: Collection[nn.Module] = ()) -> None:
         super().__init__(recorder, roots, mode=None)
         self._models: dict[int, OnnxModel] = {}
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Nothing is compiled in here."""
+        yield
 
     def _is_root(self, module: nn.Module) -> bool:
         return isinstance(module, OnnxModel) and super()._is_root(module)
@@ -42,15 +49,14 @@ class OnnxCapture(ModuleCapture):
         fed = model.fed(args, kwargs)
         outputs, tapped = model.tapping.run(fed)
         step = self.step
-        outputs |= {name: tapped[name] for name in outputs if name in tapped}
+        values = {**model.constants, **model.folded_values, **fed, **outputs, **tapped}
         if step is not None:
             with HOLD:
                 try:
-                    _NodeRecorder(step, model, {**model.constants, **model.folded_values, **fed,
-                                                **tapped, **outputs}).record()  # fmt: skip
+                    _NodeRecorder(step, model, values).record()
                 except Exception as error:
                     self.recorder.give_up(error)
-        return model.result(outputs)
+        return model.result({name: values[name] for name in outputs})
 
     def facts(self) -> dict[str, Any]:
         """What run.json says: the certificate, and how each graph was tapped."""
@@ -68,6 +74,11 @@ class OnnxCapture(ModuleCapture):
             for model in self._models.values()
             for name, why in list(model.tapping.untapped.items())[:1]
         ]
+        found += [
+            f"{name} is one call, its body was not recorded: {why}"
+            for model in self._models.values()
+            for name, why in model.unroller.problems.items()
+        ]
         return [*super().remarks(), *found]
 
 
@@ -76,7 +87,7 @@ def numbers_in(models: Iterable[OnnxModel]) -> str:
     found = {
         str(tensor.dtype).removeprefix("torch.")
         for model in models
-        for tensor in model.constants.values()
+        for tensor in model.all_constants()
         if tensor.numel() == 1
     }
     return next((name for name in ("bfloat16", "float16") if name in found), "float32")
@@ -95,6 +106,8 @@ def certificate_of(model: OnnxModel) -> dict[str, Any]:
         "as in an untapped session"
     )
     said += f", in {turns} turns" if turns > 1 else ""
+    if num_bodies := model.unroller.num_bodies:
+        said += f"; {counted(num_bodies, 'body', 'bodies')} of control flow gave the same bits"
     return {"holds": True, "text": said, "compared": compared}
 
 
@@ -106,13 +119,12 @@ class _NodeRecorder:
         self._scopes: dict[str, Scope] = {"": step.scopes.here}
 
     def record(self) -> None:
-        images = PlainImages(self._values, dict(self._model.named_weights()))
-        self._block = images.put_in_order(self._model.nodes)
         base = self._step.scopes.here
+        runs = self._model.unroller.runs(self._model.nodes, ChainMap(self._values))
         try:
-            for node in self._model.nodes:
-                self._step.stand_in(self._scope(node.place.path), node.source)
-                self._record(node)
+            for run in runs:
+                self._step.stand_in(self._scope(run.node.place.path), run.node.source)
+                self._record(run)
         finally:
             self._step.stand_in(base)
 
@@ -122,19 +134,13 @@ class _NodeRecorder:
             self._step.reach(path)
         return self._scopes[path]
 
-    def _record(self, node: OnnxNode) -> None:
-        taken = [self._values.get(name) if name else None for name in node.inputs]
+    def _record(self, run: NodeRun) -> None:
+        node, taken = run.node, list(run.inputs)
         while taken and taken[-1] is None:
             taken.pop()
-        attributes = dict(node.attributes)
-        if node.domain == NCHWC and node.op == "ReorderInput":
-            attributes["block"] = self._block
-        call = self._step.function(Function(node.function, node.target), tuple(taken), attributes)
-        if call is None:
+        function = Function(node.function, node.target)
+        call = self._step.function(function, tuple(taken), dict(node.attributes))
+        if call is None or not self._step.tap.outputs:
             return
-        found = {
-            f"output.{at}": self._values[name]
-            for at, name in enumerate(node.outputs) if name in self._values
-        }  # fmt: skip
-        if self._step.tap.outputs:
-            self._step.store(call, list(found.items()))
+        found = [(f"output.{at}", made) for at, made in enumerate(run.outputs) if made is not None]
+        self._step.store(call, found)

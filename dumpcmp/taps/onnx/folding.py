@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.pytorch.tensor_bits import same_bits
 from dumpcmp.taps.onnx.sessions import OnnxSettings, open_session, run_session
-from dumpcmp.taps.onnx.tensors import from_proto, same_bits
+from dumpcmp.taps.onnx.tensors import TensorFiles
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -95,7 +96,8 @@ def _leaves(
     """The initialisers that these nodes take; None where they are too many bytes."""
     protos = {each.name: each for each in model.graph.initializer}
     names = dict.fromkeys(name for node in nodes for name in node.input if name in protos)
-    found = {name: from_proto(protos[name], room) for name in names if name not in makers}
+    files = TensorFiles(room)
+    found = {name: files.tensor(protos[name]) for name in names if name not in makers}
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
     return found if nbytes <= _MOST_BYTES else None
 
@@ -127,7 +129,7 @@ def _run(
         at = Path(folder, "folded.onnx")
         at.write_bytes(part.SerializeToString())
         try:
-            session = open_session(at, OnnxSettings(), Path(folder, "saved.onnx"), optimises=False)
+            session = open_session(at, OnnxSettings(), None, optimises=False)
             return run_session(session, outputs, {})
         except CaptureError:
             return {}

@@ -6,8 +6,7 @@ Its weights have the paths that they had in the model which was exported, where 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
@@ -15,48 +14,36 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import Tensor, nn
 
 from dumpcmp.nouns.errors import CaptureError
-from dumpcmp.pytorch.trees import slots_of
+from dumpcmp.taps.exported.bound_inputs import ModelInput, bound
+from dumpcmp.taps.exported.planting import plant
+from dumpcmp.taps.onnx.blocked_images import NCHWC
+from dumpcmp.taps.onnx.control_flow import GraphUnroller
 from dumpcmp.taps.onnx.folding import folded_nodes
-from dumpcmp.taps.onnx.places import NodePlace, NodePlaces
-from dumpcmp.taps.onnx.protobufs import attribute_tensors, attributes_of, read_model
+from dumpcmp.taps.onnx.graph_nodes import NodeReader, OnnxNode
+from dumpcmp.taps.onnx.places import NodePlaces
+from dumpcmp.taps.onnx.protobufs import read_model
 from dumpcmp.taps.onnx.sessions import GraphTapping, OnnxSettings, run_session, tapping
-from dumpcmp.taps.onnx.tensors import dtype_of, from_proto, to_ort
+from dumpcmp.taps.onnx.tensors import TensorFiles, dtype_of, to_ort
 
 if TYPE_CHECKING:
-    from onnx import NodeProto
+    from onnx import ModelProto, TensorProto
 
-_STANDARD = ("", "ai.onnx")
 _MADE = re.compile(r"val_\d+|\w*const\w*|_to_copy.*")  # names that the exporter gives to constants
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OnnxNode:
-    """A node of the graph that runs: an op with its attributes, by the names of its values."""
-
-    name: str
-    domain: str  # "onnx", or "com.microsoft"
-    op: str
-    version: int  # of the domain's ops
-    inputs: tuple[str, ...]  # empty: left out
-    outputs: tuple[str, ...]
-    attributes: Mapping[str, Any]  # numbers, words, lists, and tensors
-    place: NodePlace
-    has_body: bool = False  # it runs a graph of its own
-
-    @property
-    def function(self) -> str:
-        """Its op as captures name it."""
-        return f"{self.domain}.{self.op}"
-
-    @property
-    def target(self) -> str:
-        """What a replay looks for in its table of ops."""
-        return f"{self.domain}::{self.op}.{self.version}"
-
-    @property
-    def source(self) -> str:
-        """The line of the program, and the name in the graph."""
-        return f"{self.place.line} {self.name}".strip()
+def planted(
+    root: nn.Module, constants: Mapping[str, Tensor], places: NodePlaces
+) -> dict[str, Tensor]:
+    """Have weights of a graph at the paths that they had; those that are parameters now."""
+    known, found = places.paths | {""}, {}
+    for name, tensor in constants.items():
+        path, _, word = name.rpartition(".")
+        if not word.isidentifier() or path not in known or _MADE.fullmatch(name):
+            continue
+        weight = plant(root, name, tensor, tensor.is_floating_point())
+        if weight is not None:
+            found[name] = weight
+    return found
 
 
 class OnnxModel(nn.Module):
@@ -71,72 +58,40 @@ class OnnxModel(nn.Module):
         room = Path(self._room.name)
         exported = None if at.suffix == ".ort" else read_model(at)
         self.tapping: GraphTapping = tapping(at, self.settings, room)
-        self.places = NodePlaces() if exported is None else NodePlaces.of(exported)
+        self.places = NodePlaces.of(self.tapping.graph if exported is None else exported)
         graph = self.tapping.graph.graph
-        self.constants = {each.name: from_proto(each, room) for each in graph.initializer}
+        files = TensorFiles(room)
+        self.constants = {each.name: files.tensor(each) for each in graph.initializer}
         folded = [] if exported is None else folded_nodes(exported, at.parent, self.constants)
         self.folded_values = {name: tensor for each in folded for name, tensor in each.values()}
         for each in folded:
             self.constants |= each.leaves
         versions = {each.domain: each.version for each in self.tapping.graph.opset_import}
         old = {} if exported is None else {e.domain: e.version for e in exported.opset_import}
+        folded_protos = [node for each in folded for node in each.nodes]
         self.nodes = [
-            *self._nodes([node for each in folded for node in each.nodes], old, room),
-            *self._nodes(graph.node, versions, room),
+            *NodeReader(old, self.places, files).nodes(folded_protos),
+            *NodeReader(versions, self.places, files).nodes(graph.node),
         ]
-        self._exported = exported
+        self.unroller = GraphUnroller(self.tapping.graph, self.settings, room, self.named_filters)
+        self._filters = [] if exported is None else filters_of(exported, self.nodes)
         self.inputs = list(self.tapping.plain.get_inputs())
-        self._plant()
+        self.constants |= planted(self, self.constants, self.places)
 
-    def _nodes(
-        self, nodes: Sequence[NodeProto], versions: Mapping[str, int], room: Path
-    ) -> Iterator[OnnxNode]:
-        for node, place in zip(nodes, self.places.of_all(nodes), strict=True):
-            tensors = {n: from_proto(t, room) for n, t in attribute_tensors(node).items()}
-            plain = attributes_of(node)
-            if node.op_type == "Constant" and node.domain in _STANDARD:
-                continue
-            yield OnnxNode(
-                node.name, "onnx" if node.domain in _STANDARD else node.domain, node.op_type,
-                versions.get(node.domain, 1), tuple(node.input), tuple(node.output),
-                plain | tensors, place,
-                any(each.HasField("g") or each.graphs for each in node.attribute),
-            )  # fmt: skip
+    def all_constants(self) -> Iterator[Tensor]:
+        """The constants of the graph and of the bodies in it."""
+        yield from self.constants.values()
+        for node in self.nodes:
+            for body in node.bodies.values():
+                yield from body.all_constants()
 
-    def _plant(self) -> None:
-        """Have weights at the paths that they had in the model that was exported."""
-        known = self.places.paths | {""}
-        for name, tensor in self.constants.items():
-            path, _, word = name.rpartition(".")
-            if not word.isidentifier() or path not in known or _MADE.fullmatch(name):
-                continue
-            holder: Any = self
-            for step in filter(None, path.split(".")):
-                if step not in holder._modules:
-                    holder.add_module(step, nn.Module())
-                holder = holder._modules[step]
-            if hasattr(holder, word):
-                continue
-            if tensor.is_floating_point():
-                weight = nn.Parameter(tensor, requires_grad=False)
-                holder.register_parameter(word, weight)
-                self.constants[name] = weight
-            else:
-                holder.register_buffer(word, tensor)
-
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def named_filters(self) -> dict[str, Tensor]:
         """The filters that the file has, by name: ORT may lay out its own otherwise."""
-        for each in self._exported.graph.initializer if self._exported is not None else ():
-            if len(each.dims) == 4:
-                planted = self._planted(each.name)
-                yield (
-                    each.name,
-                    planted if planted is not None else from_proto(each, self.file.parent),
-                )
-
-    def _planted(self, name: str) -> Tensor | None:
-        """A weight of this name that this module has already."""
-        return next((w for path, w in self.named_parameters() if path == name), None)
+        files, known = TensorFiles(self.file.parent), dict(self.named_parameters())
+        return {
+            each.name: known[each.name] if each.name in known else files.tensor(each)
+            for each in self._filters
+        }
 
     def __enter__(self) -> Self:
         return self
@@ -164,51 +119,19 @@ class OnnxModel(nn.Module):
 
     def fed(self, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """The tensors of a call, by the names of the model's inputs: by name, the rest in order."""
-        named = {name: value for name, value in kwargs.items() if isinstance(value, Tensor)}
-        names = [each.name for each in self.inputs]
-        found = {name: named[name] for name in names if name in named}
-        others = {name: value for name, value in kwargs.items() if name not in found}
-        rest = [tensor for _, tensor in slots_of("", (args, others))]
-        left = [name for name in names if name not in found]
-        kinds = {each.name: each for each in self.inputs}
-        for name in left:
-            at = next((i for i, tensor in enumerate(rest) if _fits(kinds[name], tensor)), 0)
-            if not rest:
-                raise CaptureError(
-                    f"{self.file} takes {', '.join(names)}, and {name} was not given",
-                    hint="give it by name: in an .npz, or as a golden archive's input",
-                )
-            found[name] = rest[at]
-            rest = rest[at + 1 :]
-        for each in self.inputs:
-            found[each.name] = self._fitted(each, found[each.name])
-        return {name: found[name] for name in names}
-
-    def _fitted(self, told: Any, tensor: Tensor) -> Tensor:
-        name = dtype_of(told.type)
-        if not name:
-            raise CaptureError(f"input {told.name} of {self.file} is {told.type}, not a tensor")
-        if str(tensor.dtype) != (wanted := f"torch.{name}"):
-            raise CaptureError(
-                f"input {told.name} of {self.file} is {name}, and what was given is "
-                f"{str(tensor.dtype).removeprefix('torch.')}",
-                hint=f"convert it: {told.name}.to({wanted})",
-            )
-        return tensor
+        return bound(str(self.file), [_input_of(each) for each in self.inputs], args, kwargs)
 
 
-def _fits(told: Any, tensor: Tensor) -> bool:
-    """Whether a tensor may be this input: an exporter leaves out those that nothing reads."""
-    sizes = list(told.shape or [])
-    is_dtype = str(tensor.dtype) == f"torch.{dtype_of(told.type)}"
-    return (
-        is_dtype
-        and len(sizes) == tensor.ndim
-        and all(
-            not isinstance(size, int) or size == n
-            for size, n in zip(sizes, tensor.shape, strict=True)
-        )
-    )
+def _input_of(told: Any) -> ModelInput:
+    sizes = [size if isinstance(size, int) else None for size in told.shape or []]
+    return ModelInput(told.name, dtype_of(told.type), sizes, told.type)
+
+
+def filters_of(exported: ModelProto, nodes: Iterable[OnnxNode]) -> list[TensorProto]:
+    """The weights of four dims, where nodes take filters that lie in blocks of channels."""
+    if not any(node.domain == NCHWC for node in nodes):
+        return []
+    return [each for each in exported.graph.initializer if len(each.dims) == 4]
 
 
 def onnx_model(path: str | Path, settings: OnnxSettings | None = None) -> OnnxModel:

@@ -47,13 +47,21 @@ class NodePlaces:
         by_node: dict[str, NodePlace] = {}
         by_value: dict[str, NodePlace] = {}
         root = ""
-        for node in model.graph.node:
-            told = {entry.key: entry.value[:_LONGEST] for entry in node.metadata_props}
-            place = _place(told, node.name)
-            classes = _words(told.get(_CLASSES, ""))
-            root = root or (classes[0].rpartition(".")[2] if len(classes) > 1 else "")
-            by_node.setdefault(node.name, place)
-            by_value |= dict.fromkeys(filter(None, node.output), place)
+        weights = {each.name for each in model.graph.initializer}
+        waiting = [(model.graph, NodePlace())]
+        while waiting:
+            graph, around = waiting.pop()
+            for node in graph.node:
+                told = {entry.key: entry.value[:_LONGEST] for entry in node.metadata_props}
+                place = _place(told, node.name)
+                if place is None:
+                    path = _path_of_weight(node, weights) or around.path
+                    place = NodePlace(path, traced_line(told.get(_STACK)) or around.line)
+                classes = _words(told.get(_CLASSES, ""))
+                root = root or (classes[0].rpartition(".")[2] if len(classes) > 1 else "")
+                by_node.setdefault(node.name, place)
+                by_value |= dict.fromkeys(filter(None, node.output), place)
+                waiting += [(each.g, place) for each in node.attribute if each.HasField("g")]
         return cls(by_node, by_value, root)
 
     def of_node(self, node: NodeProto) -> NodePlace | None:
@@ -93,13 +101,24 @@ def _ends(path: str) -> Iterable[int]:
     return [at for at, letter in enumerate(path) if letter == "."] + [len(path)]
 
 
-def _place(told: Mapping[str, str], name: str) -> NodePlace:
+def _place(told: Mapping[str, str], name: str) -> NodePlace | None:
+    """The place that a node's metadata or name tells; None where neither tells a module."""
     scopes = _words(told.get(_SCOPES, ""))
-    if scopes:
-        path = scopes[-2] if len(scopes) > 1 else ""
-        line = traced_line(told.get(_STACK))
-        return NodePlace(path if _PATH.fullmatch(path) else "", line)
+    if len(scopes) > 1:
+        path = scopes[-2]
+        return NodePlace(path if _PATH.fullmatch(path) else "", traced_line(told.get(_STACK)))
+    if scopes or not name.startswith("/"):
+        return None
     return NodePlace(_path_in(name))
+
+
+def _path_of_weight(node: NodeProto, weights: set[str]) -> str:
+    """The module whose weight a node reads: ``b`` for ``b.weight``."""
+    for name in node.input:
+        path, _, word = name.rpartition(".")
+        if name in weights and word.isidentifier() and _PATH.fullmatch(path):
+            return str(path)
+    return ""
 
 
 def _path_in(name: str) -> str:
@@ -107,8 +126,6 @@ def _path_in(name: str) -> str:
 
     Each part is a module by its name in the one around it, or by the part of its path behind that.
     """
-    if not name.startswith("/"):
-        return ""
     words = [word for word in name.split("/")[1:-1] if _PATH.fullmatch(word)]
     return ".".join(words)
 

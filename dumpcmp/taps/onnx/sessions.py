@@ -9,6 +9,7 @@ they are not, values are tapped in turns of fewer.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +19,16 @@ from torch import Tensor
 
 from dumpcmp.nouns.errors import CaptureError, SelectionError
 from dumpcmp.nouns.options import LEVELS
-from dumpcmp.taps.onnx.tensors import dtype_of, from_ort, same_bits, to_ort
+from dumpcmp.pytorch.tensor_bits import same_bits
+from dumpcmp.taps.onnx.protobufs import graphs_of
+from dumpcmp.taps.onnx.tensors import dtype_of, from_ort, to_ort
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
 _WEIGHTS = "weights.bin"
+_NOT_SPINNING = {"session.intra_op.allow_spinning": "0"}  # threads would take cores from dumpcmp
+_AS_IT_IS = {"session.disable_quant_qdq": "1"}  # else it copies nodes for pairs of Q and DQ
 _QUIET = 4  # ORT logs what is fatal alone; the rest comes as exceptions
 
 
@@ -66,19 +71,23 @@ def check_providers(settings: OnnxSettings) -> None:
             )
 
 
-def open_session(path: Path, settings: OnnxSettings, saved: Path, optimises: bool = True) -> Any:
-    """A session of the model at `path`, which saves the graph that it runs as `saved`."""
+def open_session(
+    path: Path, settings: OnnxSettings, saved: Path | None, optimises: bool = True
+) -> Any:
+    """A session of the model at `path`; the graph that it runs is written to `saved`."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _QUIET
     options.graph_optimization_level = _level(settings.level if optimises else "off")
-    options.optimized_model_filepath = str(saved)
-    entries = {
-        "session.optimized_model_external_initializers_file_name": f"{saved.stem}-{_WEIGHTS}",
-        "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
-        **settings.options,
-    }
+    entries = {**_NOT_SPINNING, **settings.options, **({} if optimises else _AS_IT_IS)}
+    if saved is not None:
+        options.optimized_model_filepath = str(saved)
+        entries = {
+            "session.optimized_model_external_initializers_file_name": f"{saved.stem}-{_WEIGHTS}",
+            "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+            **entries,
+        }
     try:
         for name, value in entries.items():
             options.add_session_config_entry(name, value)
@@ -220,6 +229,9 @@ class GraphTapping:
         self.num_sessions += 1
         at = self.room / f"tapped-{self.num_sessions}.onnx"
         saved = self.room / f"tapped-{self.num_sessions}-saved.onnx"
+        weights = saved.with_name(f"{saved.stem}-{_WEIGHTS}")
+        if os.name == "posix":  # only its nodes are read: its weights need no disk
+            weights.symlink_to(os.devnull)
         tapped = onnx.ModelProto()
         tapped.CopyFrom(self.graph)
         tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
@@ -235,7 +247,7 @@ class GraphTapping:
         }
         ran = onnx.ModelProto()
         ran.ParseFromString(saved.read_bytes())
-        for path in (saved, saved.with_name(f"{saved.stem}-{_WEIGHTS}")):
+        for path in (saved, weights):
             path.unlink(missing_ok=True)
         other = first_other_node(self.graph.graph.node, ran.graph.node)
         return Turn(session, tuple(taken)), f"with it tapped, {other}" if other else ""
@@ -272,4 +284,7 @@ def tapping(path: Path, settings: OnnxSettings, room: Path) -> GraphTapping:
     plain = open_session(path, settings, saved)
     graph = onnx.ModelProto()
     graph.ParseFromString(saved.read_bytes())
+    for body, depth in graphs_of(graph):
+        if not body.name:  # as ORT writes them from its own format, and does not read them
+            body.name = f"body_{depth}"
     return GraphTapping(plain, graph, room, settings)

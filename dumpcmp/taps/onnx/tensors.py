@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +14,13 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.nouns.onnx_dtypes import ONNX_DTYPES, ONNX_NUMBERS
 
 if TYPE_CHECKING:
     from onnx import TensorProto
 
 # What numpy has no word for -> integers of the same width. ONNX calls them by number.
-_ODD = {"bfloat16": 16, "float8_e4m3fn": 17, "float8_e4m3fnuz": 18, "float8_e5m2": 19,
-        "float8_e5m2fnuz": 20}  # fmt: skip
+_ODD = {name: number for number, name in ONNX_DTYPES.items() if number >= ONNX_NUMBERS["bfloat16"]}
 _INTEGERS = {1: torch.uint8, 2: torch.uint16}
 _ODD_NUMBERS = {number: name for name, number in _ODD.items()}
 _TYPES = {
@@ -35,18 +38,64 @@ def dtype_of(kind: str) -> str:
     return _TYPES.get(kind[7:-1], "")
 
 
+def number_of_dtype(dtype: torch.dtype) -> int:
+    """The number that ONNX has for a dtype of torch."""
+    return ONNX_NUMBERS[str(dtype).removeprefix("torch.")]
+
+
 def from_proto(tensor: TensorProto, room: Path) -> Tensor:
     """The numbers of a tensor of a file, whose external data lies in `room`."""
-    import onnx
+    return TensorFiles(room).tensor(tensor)
 
-    try:
-        array = onnx.numpy_helper.to_array(tensor, str(room))
-        return from_array(np.array(array))
-    except CaptureError:
-        raise
-    except Exception as error:  # whatever a damaged file makes of the reader
-        said = str(error).partition("\n")[0][:200]
-        raise CaptureError(f"the tensor {tensor.name!r} cannot be read: {said}") from None
+
+@dataclass(eq=False)
+class TensorFiles:
+    """Reads tensors of ONNX files; external data is mapped from `folder` and not copied."""
+
+    folder: Path
+    _mapped: dict[Path, Any] = field(default_factory=dict)
+
+    def tensor(self, proto: TensorProto) -> Tensor:
+        """The numbers of `proto`."""
+        import onnx
+
+        try:
+            if proto.data_location == onnx.TensorProto.EXTERNAL:
+                found = self._external(proto)
+                if found is not None:
+                    return found
+            return from_array(np.array(onnx.numpy_helper.to_array(proto, str(self.folder))))
+        except CaptureError:
+            raise
+        except Exception as error:  # whatever a damaged file makes of the reader
+            message = str(error).partition("\n")[0][:200]
+            raise CaptureError(f"the tensor {proto.name!r} cannot be read: {message}") from None
+
+    def _external(self, proto: TensorProto) -> Tensor | None:
+        """A tensor over mapped memory; None where its elements have no place of their own there."""
+        entries = {entry.key: entry.value for entry in proto.external_data}
+        path = self.folder / entries["location"]
+        name = ONNX_DTYPES.get(proto.data_type, "")
+        start, nbytes = int(entries.get("offset", 0)), path.stat().st_size
+        if not name or path.is_symlink() or sys.byteorder != "little":
+            return None
+        dtype: torch.dtype = getattr(torch, name)
+        sizes = tuple(proto.dims)
+        count = math.prod(sizes)
+        length = int(entries.get("length", count * dtype.itemsize))
+        if not 0 <= start <= start + length <= nbytes or length != count * dtype.itemsize:
+            raise CaptureError(
+                f"the tensor {proto.name!r} of shape {list(sizes)} has {length} bytes from "
+                f"{start} on in {path.name}, which has {nbytes} bytes",
+                hint="export the model again: its external data is cut off, or of another export",
+            )
+        if start % dtype.itemsize or not count:
+            return None
+        if path not in self._mapped:
+            self._mapped[path] = torch.UntypedStorage.from_file(str(path), False, nbytes)
+        strides = torch.empty(sizes, device="meta").stride()
+        empty = torch.empty(0, dtype=dtype)
+        return empty.set_(self._mapped[path], start // dtype.itemsize, sizes, strides)
 
 
 def from_array(array: np.ndarray[Any, Any]) -> Tensor:
@@ -85,16 +134,3 @@ def from_ort(value: Any) -> Tensor:
         return torch.empty(shape, dtype=dtype)
     data = bytearray(ctypes.string_at(value.data_ptr(), nbytes))
     return torch.frombuffer(data, dtype=dtype).reshape(shape)
-
-
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same bytes; NaN are equal to themselves."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    if not one.numel():
-        return True
-    return bool(torch.equal(_bytes(one), _bytes(other)))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -11,7 +11,7 @@ from torch import Tensor
 from dumpcmp.replay.arguments import CallArguments
 from dumpcmp.replay.listed import function_named
 from dumpcmp.replay.rating import run
-from dumpcmp.replay.running import widened
+from dumpcmp.replay.running import is_exact, run_exactly, widened
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -260,6 +260,65 @@ NODES = [
     Node("DFT", (floats(2, 8, 1), None, torch.tensor(1)), {"onesided": 1}, opset=20),
     Node("STFT", (floats(1, 32, 1), torch.tensor(4), floats(8))),
     Node("HannWindow", (torch.tensor(10),)),
+    # since opset 24
+    Node("CumProd", (floats(2, 5), torch.tensor(1)), opset=26),
+    Node("CumProd", (floats(2, 5), torch.tensor(1)), {"exclusive": 1, "reverse": 1}, opset=26),
+    Node("TensorScatter", (floats(2, 3, 7, 4), floats(2, 3, 2, 4), ints(1, 4)), opset=24),
+    Node("TensorScatter", (floats(2, 3, 7, 4), floats(2, 3, 4, 4), ints(1, 5)),
+         {"mode": "circular"}, opset=24),
+    # integers
+    Node("Resize", (codes(1, 3, 9, 7), None, torch.tensor([1.0, 1.0, 2.0, 2.0])),
+         {"mode": "linear"}),
+    Node("QLinearMul", (codes(9, 99), _SCALE, _ZERO, codes(9, 99), _SCALE, _ZERO,
+                        torch.tensor(0.0837), torch.tensor(7, dtype=torch.uint8)), domain=MS),
+    Node("QLinearSoftmax", (codes(9, 24), torch.tensor(0.0123), _ZERO, torch.tensor(0.0041),
+                            torch.tensor(0, dtype=torch.uint8)), {"opset": 13}, domain=MS),
+    Node("QLinearMatMul", (codes(9, 16), _SCALE, _ZERO, codes(16, 24, dtype=torch.int8),
+                           floats(24).abs() / 20, torch.zeros(24, dtype=torch.int8), _SCALE * 9,
+                           _ZERO)),
+    # layers of integers
+    Node("QLinearSoftmax", (codes(3, 16), _SCALE, _ZERO, torch.tensor(1 / 256),
+                            torch.tensor(0, dtype=torch.uint8)), {"opset": 13}, domain=MS),
+    Node("QLinearWhere", (floats(3, 4) > 0, codes(3, 4), _SCALE, _ZERO, codes(3, 4), _SCALE * 2,
+                          _ZERO, _SCALE * 3, _ZERO), domain=MS),
+    Node("QLinearAveragePool", (codes(1, 3, 8, 8), _SCALE, _ZERO, _SCALE, _ZERO),
+         {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}, domain=MS),
+    Node("NhwcMaxPool", (codes(1, 8, 8, 3),), {"kernel_shape": [3, 3], "strides": [2, 2]},
+         domain=MS),
+    Node("QAttention", (codes(2, 5, 8), codes(8, 24, dtype=torch.int8), floats(24), _SCALE,
+                        torch.tensor(0.01), None, _ZERO, torch.tensor(0, dtype=torch.int8)),
+         {"num_heads": 2}, domain=MS),
+    Node("QAttention", (codes(2, 5, 8), codes(8, 24), floats(24), _SCALE, torch.tensor(0.01),
+                        torch.tensor([5, 3], dtype=torch.int32), _ZERO, _ZERO),
+         {"num_heads": 2}, domain=MS),
+    Node("QEmbedLayerNormalization",
+         (torch.randint(0, 9, (2, 5), generator=_DRAWS).int(), None, codes(9, 8), codes(6, 8),
+          None, codes(8), codes(8), None, _SCALE, _SCALE, None, _SCALE, _SCALE, _ZERO, _ZERO,
+          None, _ZERO, _ZERO), num_outputs=2, domain=MS),
+    Node("QuantizeLinear", (floats(4, 6), floats(2, 6).abs() / 20 + 0.01,
+                            codes(2, 6)), {"axis": 0, "block_size": 2}),
+    Node("DequantizeLinear", (codes(4, 6), floats(2, 6).abs() / 20, codes(2, 6)),
+         {"axis": 0, "block_size": 2}),
+    Node("GatherBlockQuantized", (codes(7, 32), ints(3, 0, 6), floats(7, 2)),
+         {"block_size": 16, "bits": 8}, domain=MS),
+    Node("GatherBlockQuantized", (codes(7, 16), ints(3, 0, 6), floats(7, 2), codes(7, 1)),
+         {"block_size": 16, "bits": 4}, domain=MS),
+    *(
+        Node("DynamicQuantizeLSTM",
+             (floats(5, 1, 3), codes(d, 3, 16), codes(d, 4, 16), floats(d, 32), None, None, None,
+              None, torch.full((d,), 0.01), codes(d), torch.full((d,), 0.01), codes(d)),
+             {"hidden_size": 4, "direction": way}, num_outputs=3, domain=MS)
+        for way, d in (("forward", 1), ("bidirectional", 2))
+    ),
+    *(
+        Node("GroupQueryAttention",
+             (floats(2, n, 64), floats(2, n, 32), floats(2, n, 32), floats(2, 2, past, 16),
+              floats(2, 2, past, 16), torch.tensor([n + past - 1] * 2, dtype=torch.int32),
+              torch.tensor([n + past], dtype=torch.int32), floats(16, 8), floats(16, 8)),
+             {"num_heads": 4, "kv_num_heads": 2, "do_rotary": turns, "local_window_size": window},
+             num_outputs=3, domain=MS)
+        for n, past, turns, window in ((4, 0, 1, -1), (1, 5, 1, -1), (1, 5, 0, 3))
+    ),
 ]  # fmt: skip
 
 
@@ -310,3 +369,18 @@ def test_the_table_says_what_onnx_runtime_computes(node: Node) -> None:
             torch.testing.assert_close(known.to(recorded.dtype), recorded, rtol=2e-5, atol=5e-6)
         else:
             assert torch.equal(known.to(recorded.dtype), recorded)
+
+
+def test_codes_between_two_levels_are_those_of_onnx_runtime() -> None:
+    """A call is run again on the scales as they are, in float32: ties fall as ORT's do."""
+    scales = (_SCALE, _SCALE, _SCALE * 2)
+    zero = torch.tensor(7, dtype=torch.uint8)
+    a, b = codes(40, 256), codes(40, 256)
+    inputs = (a, scales[0], _ZERO, b, scales[1], _ZERO, scales[2], zero)
+    (recorded,) = ran_by_ort(Node("QLinearMul", inputs, domain=MS))
+    function = function_named("com.microsoft::QLinearMul.1")
+    arguments = CallArguments(inputs, {})
+    assert is_exact(function, arguments)
+    assert torch.equal(run_exactly(function, arguments)["output.0"], recorded)
+    exact = (a.double() - 120) * (b.double() - 120) * 0.025
+    assert (exact % 1 == 0.5).sum() > 100

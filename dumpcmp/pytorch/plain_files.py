@@ -1,11 +1,11 @@
-"""Opens the files that hold graphs: only plain files, and none larger than it may be."""
+"""Opens files that hold programs: only plain files, and none larger than it may be."""
 
 import os
 import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from dumpcmp.partitioning.configuration import PartitionError
+from dumpcmp.nouns.errors import ProgramFileError
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -13,12 +13,12 @@ def open_plain(path: Path) -> BinaryIO:
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise PartitionError(f"there is no file {path}") from None
+        raise ProgramFileError(f"there is no file {path}") from None
     except OSError as error:
-        raise PartitionError(f"{path} cannot be opened: {error.strerror}") from error
+        raise ProgramFileError(f"{path} cannot be opened: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
-        raise PartitionError(f"{path} is not a regular file")
+        raise ProgramFileError(f"{path} is not a regular file")
     return os.fdopen(opened, "rb")
 
 
@@ -27,5 +27,5 @@ def read_plain(path: Path, limit: int) -> bytes:
     with open_plain(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise PartitionError(f"{path} is larger than {limit >> 20} MiB")
+        raise ProgramFileError(f"{path} is larger than {limit >> 20} MiB")
     return data

@@ -11,6 +11,7 @@ import ast
 import io
 import json
 import re
+import warnings
 import zipfile
 from pathlib import Path
 from string import ascii_letters, digits
@@ -18,13 +19,13 @@ from typing import Any, BinaryIO
 
 import torch
 
-from dumpcmp.partitioning.configuration import PartitionError
-from dumpcmp.partitioning.opening import open_plain
+from dumpcmp.nouns.errors import ProgramFileError
+from dumpcmp.pytorch.plain_files import open_plain
 
 _LIMIT = 1 << 30  # bytes of one entry that is read
 _AGAIN = "export the model again with torch.export.save, without custom objects"
 _MODEL, _SAMPLES = "models/model.json", "data/sample_inputs/"
-_CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
+CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
 _FORBIDDEN = (
     (re.compile(r"data/constants/(opaque_obj|custom_obj)"), "a pickled object"),
     (re.compile(r"data/(weights|constants)/.*\.pt|serialized_\w+\.pt"), "pickles of an old format"),
@@ -32,6 +33,22 @@ _FORBIDDEN = (
 )
 _LEAF = '[1, {"type": null, "context": null, "children_spec": []}]'
 _NOTHING = {"sizes": [{"as_int": 0}], "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}}
+
+
+def load_graph(path: Path) -> torch.export.ExportedProgram:
+    """The program at `path`, of whose weights and constants there are no elements."""
+    try:
+        copy = clean_copy(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.load(copy)
+    except ProgramFileError:
+        raise
+    except Exception as error:
+        raise ProgramFileError(
+            f"{path} is not a program that torch {torch.__version__} can load: {error}",
+            hint="write it with torch.export.save(program, 'model.pt2')",
+        ) from error
 
 
 def clean_copy(path: Path) -> io.BytesIO:
@@ -44,7 +61,7 @@ def clean_copy(path: Path) -> io.BytesIO:
                     raise _refused(path, entry.filename, f"{what}, which loading would execute")
             if name.startswith(_SAMPLES):
                 _check_samples(path, archive, entry)
-        configs = {name: _json(path, archive, entries, name) for name in _CONFIGS}
+        configs = {name: _json(path, archive, entries, name) for name in CONFIGS}
         program = _json(path, archive, entries, _MODEL)
     for name, config in configs.items():
         configs[name] = _emptied(path, name, config)
@@ -55,8 +72,8 @@ def clean_copy(path: Path) -> io.BytesIO:
     return _written(copied, configs)
 
 
-def _refused(path: Path, entry: str, why: str) -> PartitionError:
-    return PartitionError(f"{path} is not loaded: its entry {entry} holds {why}", hint=_AGAIN)
+def _refused(path: Path, entry: str, why: str) -> ProgramFileError:
+    return ProgramFileError(f"{path} is not loaded: its entry {entry} holds {why}", hint=_AGAIN)
 
 
 def _size(file: BinaryIO) -> int:
@@ -161,6 +178,9 @@ def _program(program: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_WORDS_OF_FLOATS = ("Infinity", "-Infinity", "NaN")
+_PATH = r"[\w.@<>]*"
+_MODULE_STACK = re.compile(rf"({_PATH},{_PATH},{_PATH})(;{_PATH},{_PATH},{_PATH})*", re.ASCII)
 _WORD = re.compile(r"[\w.]*", re.ASCII)  # cannot end or begin anything in Python source
 _TARGET = re.compile(
     r"torch\.ops\.\w+\.\w+(\.\w+)?|_operator\.\w+|math\.\w+|torch\.(sym|_sym)_\w+", re.ASCII
@@ -175,6 +195,8 @@ def _checked(thing: Any, key: str = "") -> Any:
         return {_key(name, key): _inside(name, value) for name, value in thing.items()}
     if not isinstance(thing, str) or key in ("as_string", "as_strings"):
         return thing  # texts that are arguments: written as literals
+    if key in ("as_float", "as_floats") and thing in _WORDS_OF_FLOATS:
+        return thing
     if key == "expr_str":
         return _expression(thing)
     if not (_TARGET if key in ("target", "as_operator") else _WORD).fullmatch(thing):
@@ -189,7 +211,9 @@ def _key(name: str, key: str) -> str:
 def _inside(name: str, value: Any) -> Any:
     if name != "metadata":
         return _checked(value, name)
-    return {"stack_trace": str(value["stack_trace"])} if "stack_trace" in value else {}
+    kept = {"stack_trace": str(value["stack_trace"])} if "stack_trace" in value else {}
+    stack = str(value.get("nn_module_stack", ""))
+    return {**kept, "nn_module_stack": stack} if _MODULE_STACK.fullmatch(stack) else kept
 
 
 _FUNCTIONS = (

@@ -1,0 +1,1 @@
+"""Programs of ExecuTorch (``.pte``): each kernel that its runtime calls, and each delegate."""

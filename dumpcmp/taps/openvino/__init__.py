@@ -1,0 +1,1 @@
+"""ONNX models in OpenVINO: the kernels that it makes of their nodes, and the values between."""
