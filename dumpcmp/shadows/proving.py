@@ -63,6 +63,7 @@ class ProofFinding:
     reason: str
     rank: int = 0
     order: int = 0
+    instead: tuple[Op, int] | None = None  # golden's call in whose stead the target has this one
     is_confirmed: bool = True  # with the other side's value in its place, effects are the same
 
     @property
@@ -474,6 +475,7 @@ class StepProof:
                 return
             reason = f"golden never has what it gives; golden has {told or 'nothing'} instead"
             self._suppose("target", _ProofPlace.of_node(node), reason)
+            self._stands_for(_alike(node, ours))
         if not theirs:
             for node in ours:
                 self._suppose("golden", _ProofPlace.of_node(node), "mine never has what it gives")
@@ -493,7 +495,7 @@ class StepProof:
     def _add_guilt(self, found: Guilt, ours: Sequence[Node]) -> None:
         node = found.node
         side = "golden" if found.is_golden else "target"
-        alike = [each for each in ours if each.call.op.function == node.call.op.function]
+        alike = _alike(node, ours)
         instead = next((str(each) for each in (*alike, *ours) if each is not node), "nothing")
         reason = (
             "mine lacks it" if found.is_golden
@@ -501,6 +503,14 @@ class StepProof:
             else f"golden computes something else at {instead}"
         )  # fmt: skip
         self._add(ProofAnswer.DIFFERENT_PROGRAM, side, _ProofPlace.of_node(node), reason)
+        if not (found.is_golden or found.is_extra):
+            self._stands_for(alike)
+
+    def _stands_for(self, alike: Sequence[Node]) -> None:
+        """Note in whose stead of golden's calls the target has the one that was just told."""
+        if alike and (call := alike[0].call):
+            latest = self.proof.findings[-1]
+            self.proof.findings[-1] = replace(latest, instead=(call.op, call.call))
 
     def _kernels(self, golden: Program, target: Program) -> None:
         settled = _signatures(golden) & _signatures(target)
@@ -540,6 +550,12 @@ class StepProof:
         """Add where runs part, of several places where they may."""
         self._add(answer, side, place, reason)
         self.proof.findings[-1] = replace(self.proof.findings[-1], is_confirmed=False)
+
+
+def _alike(node: Node, others: Sequence[Node]) -> list[Node]:
+    """Those of the other run's calls that are of its function."""
+    function = node.call.op.function
+    return [each for each in others if each.call.op.function == function and each is not node]
 
 
 def _slots_known(shadow: Shadow, other: KnownValues) -> set[ValueId]:

@@ -30,6 +30,11 @@ class ShownEffect:
         return self.effect.value.rank
 
     @property
+    def is_given_out(self) -> bool:
+        """Whether the model itself gave it out, as a tensor among others."""
+        return self.effect.value.key.slot.is_output and not self.effect.name.startswith("result ")
+
+    @property
     def place(self) -> tuple[int, int]:
         """The rank that has it, and the microbatch."""
         return self.rank, self.effect.value.key.step
@@ -87,10 +92,10 @@ def paired_effects(golden: Shadow, target: Shadow) -> PairedEffects:
                 found.pairs.append((its, mine))
                 ours.remove(its)
                 theirs.remove(mine)
-    if len(ours) == len(theirs) == 1 and _same_kind(
-        ours[0], theirs[0]
-    ):  # one result on each side, under other names
-        found.pairs.append((ours.pop(), theirs.pop()))
+    for its, mine in _sole_results(ours, theirs):  # one on each side, under other names
+        found.pairs.append((its, mine))
+        ours.remove(its)
+        theirs.remove(mine)
     packed = [*_packed(ours, theirs), *((one, other) for other, one in _packed(theirs, ours))]
     # Whether a buffer is left otherwise that calls of one side alone are known to make is told by
     # the numbers in it.
@@ -101,6 +106,20 @@ def paired_effects(golden: Shadow, target: Shadow) -> PairedEffects:
             found.differing.append(pair)
     found.pairs += packed
     return found
+
+
+def _sole_results(
+    ours: Sequence[ShownEffect], theirs: Sequence[ShownEffect]
+) -> Iterator[EffectPair]:
+    """The only effect of either side, or else the only ones that the model gave out as they are.
+
+    What lies in objects beside them, such as a cache, is no other name of such a result.
+    """
+    given = [[each for each in side if each.is_given_out] for side in (ours, theirs)]
+    for its, mine in ((ours, theirs), given):
+        if len(its) == len(mine) == 1 and _same_kind(its[0], mine[0]):
+            yield its[0], mine[0]
+            return
 
 
 def _packed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -72,7 +72,8 @@ class ProgramComparison(RowComparison):
         levels = tuple(sorted(QUANTISED.keys() & shortcuts))
         self.programs = self.programs or Programs(self.counting, is_asked, levels)
         steps, golden, target = self.programs.of_span(ours, theirs)
-        pairs = self._matched(ours, theirs, golden, target)
+        parted = [each for step in steps for each in step.parted()]
+        pairs = self._matched(ours, theirs, golden, target, parted)
         pairs, ours, theirs = with_effect_values(pairs, ours, theirs, self.counting)
         pairs, ours, theirs = self.effects.weights.with_ends(pairs, ours, theirs, self.counting)
         golden.side, target.side = ours, theirs
@@ -139,7 +140,14 @@ class ProgramComparison(RowComparison):
         self.noted.num_laps += len(ours.listing.values) - len(listing.values)
         return ours if listing is ours.listing else replace(ours, listing=listing)
 
-    def _matched(self, ours: Side, theirs: Side, one: RunValues, other: RunValues) -> list[Pair]:
+    def _matched(
+        self,
+        ours: Side,
+        theirs: Side,
+        one: RunValues,
+        other: RunValues,
+        parted: Sequence[tuple[Site, Site]],
+    ) -> list[Pair]:
         """The values of both sides in pairs, by what they are."""
         golden, target = ours.listing, theirs.listing
         ranked = max(golden.num_ranks, target.num_ranks) > 1
@@ -156,6 +164,7 @@ class ProgramComparison(RowComparison):
             MatchedRun(its, other.quantity, terms, other.sole),
             self.renaming,
             merged_pairs(partners) if self.renaming.merges else (),
+            parted,
         )
         if any(call.kernel for call in target.calls.values()):
             known = by_provenance(pairs, mine, its, _Kernels(its, terms).kernel_of)

@@ -558,8 +558,7 @@ class Facts:
     def _parted(self) -> set[tuple[bool, str, int]]:
         found = set()
         for step in () if self.lost else self.steps:
-            answers = {finding.answer for finding in step.proof.findings}
-            if ProofAnswer.DIFFERENT_PROGRAM in answers or step.proof.is_rounded:
+            if any(map(_tells_parting, step.proof.findings)) or step.proof.is_rounded:
                 for is_golden, program in ((True, step.golden), (False, step.target)):
                     found.add((is_golden, program.model, program.step))
         return found
@@ -662,6 +661,12 @@ class Facts:
         exact = [pair for pair in here if _slot(pair, finding) == finding.slot]
         given = [pair for pair in here if _is_given_out(pair, finding)]
         return next(iter([*exact, *given, *here]), None)
+
+
+def _tells_parting(finding: ProofFinding) -> bool:
+    """Whether it says where programs part, or what they were given otherwise when they did."""
+    is_start = finding.answer is ProofAnswer.DIFFERENT_START and not finding.is_confirmed
+    return is_start or finding.answer is ProofAnswer.DIFFERENT_PROGRAM
 
 
 def _is_of(program: Program, node: Node) -> bool:

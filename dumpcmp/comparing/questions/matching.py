@@ -36,13 +36,18 @@ class MatchedRun:
 
 
 def match_values(
-    golden: MatchedRun, target: MatchedRun, renaming: Renaming, stated: Sequence[Pair] = ()
+    golden: MatchedRun,
+    target: MatchedRun,
+    renaming: Renaming,
+    stated: Sequence[Pair] = (),
+    parted: Sequence[tuple[Site, Site]] = (),
 ) -> list[Pair]:
     """Every value of both runs in a Pair, in order of execution.
 
-    `stated` are pieces of values, and their places, as a mapping has them.
+    `stated` are pieces of values, and their places, as a mapping has them; `parted` are calls of
+    golden's and of the target's at which their programs part.
     """
-    matching = _Matching(golden, target, renaming, stated)
+    matching = _Matching(golden, target, renaming, stated, parted)
     matching.match_calls()
     return matching.pairs()
 
@@ -53,6 +58,7 @@ class _Matching:
     target: MatchedRun
     renaming: Renaming
     stated: Sequence[Pair] = ()
+    parted: Sequence[tuple[Site, Site]] = ()
     matched: dict[Site, Site] = field(default_factory=dict)  # golden's call: the target's
     by: dict[Site, PairedBy] = field(default_factory=dict)  # golden's call: how it was found
     taken: set[Site] = field(default_factory=set)  # the target's calls that are matched
@@ -62,6 +68,7 @@ class _Matching:
     def match_calls(self) -> None:
         self._by_name(lambda here, there: self._are_same(here, there) or self._is_module(here))
         self._by_quantity()
+        self._where_parted()
         self._by_name(self._may_be_same)
         self._by_order()
 
@@ -129,6 +136,14 @@ class _Matching:
                 if given is not None:
                     found[given].append(site)
         return found
+
+    def _where_parted(self) -> None:
+        """Match calls in whose stead the target has others, as its program shows."""
+        for here, there in self.parted:
+            is_free = here not in self.matched and there not in self.taken
+            is_there = here in self.golden.listing.sites and there in self.target.terms
+            if is_free and is_there and self._fit(here, there):
+                self._match(here, there, PairedBy.ORDER)
 
     def _have_one_function(self, here: Site, there: Site) -> bool:
         return canonical(here.op.function) == canonical(there.op.function)

@@ -10,7 +10,7 @@ from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.side import Side, StepName
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.key import Key, Op, Slot
+from dumpcmp.nouns.key import Key, Op, Site, Slot
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.selection import Io, Level
 from dumpcmp.shadows.gradient_sums import gradient_nodes
@@ -31,6 +31,13 @@ class StepPrograms:
     golden: Program
     target: Program
     proof: Proof
+
+    def parted(self) -> Iterator[tuple[Site, Site]]:
+        """Golden's calls, and those that the target has in their stead."""
+        for found in self.proof.findings:
+            if found.instead is not None and found.side == "target":
+                here = Site(self.golden.model, self.golden.step, *found.instead)
+                yield here, Site(self.target.model, self.target.step, found.op, found.call)
 
 
 @dataclass(eq=False)
@@ -64,7 +71,8 @@ class RunValues:
     def places(self, key: Key) -> Iterator[ValueId]:
         """The values that ranks have under a name."""
         for record in self.side.listing.values.get(key, ()):
-            place = ValueId(record.rank, self.names.get(record.key, record.key))
+            first = record.same_as if record.key.op.is_effect else None
+            place = ValueId(record.rank, self.names.get(record.key, first or record.key))
             yield self.firsts.get(place, place)
 
     def quantity(self, key: Key) -> Hashable | None:

@@ -156,7 +156,7 @@ class Judging:
             ]
             states[pair] = _by_rank(known[pair], self._state(known[pair], before, states))
         states = _with_shown_sums(known, states)
-        return _covered(known, _with_other_takers(states, self.sources), self.takers)
+        return _covered(known, _with_other_takers(states, self.sources), self.takers, self.sources)
 
     def _state(
         self, one: JudgedFacts, before: Sequence[ValueState], states: Mapping[Pair, ValueState]
@@ -480,8 +480,18 @@ def _covered(
     known: Mapping[Pair, JudgedFacts],
     states: dict[Pair, ValueState],
     takers: Mapping[Pair, Sequence[Pair]],
+    sources: Mapping[Pair, Sequence[Pair]],
 ) -> dict[Pair, ValueState]:
-    """The states, in which what one side alone has is judged by what was made of it."""
+    """The states, in which what one side alone has is judged by what was made of it.
+
+    What it alone gives out, which is a value that both have, is judged as that value.
+    """
+    for pair in [pair for pair, state in states.items() if _is_given_out(state, known[pair])]:
+        before = [states[each] for each in sources.get(pair, ()) if each in states]
+        if before and all(each.judgement.verdict in _AGREES for each in before):
+            said = f"{states[pair].judgement.reason}; it is a value that agrees"
+            judgement = Judgement(Verdict.COVERED, said)
+            states[pair] = replace(states[pair], judgement=judgement, root=None, is_alone=False)
     ways: dict[Pair, _LeadsTo] = {}
     alone = [pair for pair, state in states.items() if _is_open_to_cover(pair, state, known[pair])]
     for pair in _after_sources(dict.fromkeys(alone), takers):
@@ -493,6 +503,12 @@ def _covered(
             judgement = replace(states[pair].judgement, why=Why.PLAIN)
             states[pair] = replace(states[pair], judgement=judgement, root=root)
     return states
+
+
+def _is_given_out(state: ValueState, known: JudgedFacts) -> bool:
+    """Whether one side alone gives out a value that stands elsewhere, too."""
+    is_lone = not known.pair.both and state.judgement.verdict is Verdict.UNPAIRED
+    return is_lone and known.is_effect and known.is_passed_on and not state.is_fault
 
 
 def _other_cause(
