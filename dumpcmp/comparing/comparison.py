@@ -16,13 +16,13 @@ from dumpcmp.comparing.measuring import Tell
 from dumpcmp.comparing.own_metrics import loadable
 from dumpcmp.comparing.placing import device_named, plain_arithmetic, workers_for
 from dumpcmp.comparing.proposals import mapping_by_values
-from dumpcmp.comparing.questions.asking_all import ProgramComparison
 from dumpcmp.comparing.remarks import caveats, facts_to_know, missing_of
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.same_steps import SameStep
 from dumpcmp.comparing.shortcuts import said_of
 from dumpcmp.comparing.showing import Showing
 from dumpcmp.comparing.side import OpenRun, ask_anew, open_run
+from dumpcmp.comparing.span_comparison import SpanComparison
 from dumpcmp.comparing.spans import span_of, spans
 from dumpcmp.comparing.stepping import counted_steps
 from dumpcmp.comparing.uncompared import alone, not_compared
@@ -97,7 +97,7 @@ def compare(
     finer = open_run(reference, tap) if reference is not None else None
     proposal = mapping_by_values(*archives) if mapping is None else None
     renaming = Renaming() if mapping is None else read_mapping(place(mapping))
-    comparing = ProgramComparison(
+    comparing = SpanComparison(
         renaming=proposal.renaming if proposal else renaming,
         counting=counting,
         rule=_chosen(checker, finer),
@@ -106,7 +106,6 @@ def compare(
         allow=allow,
         verify_digests=verify_digests,
         showing=Showing(closely),
-        is_mapped=mapping is not None,
         device=device_named(device),
     )
     opened = [run.archive.path for run in (ours, theirs, finer) if run is not None]
@@ -133,7 +132,7 @@ def compare(
         *comparing.renaming.idle(*noted.ops),
         *stated.idle(ours.ops, theirs.ops),
         *said_of(noted.shortcuts),
-        *(comparing.proofs.remarks if comparing.proofs else ()),
+        *(comparing.programs.remarks if comparing.programs else ()),
         *noted.levels(),
         *comparing.effects.weights.remarks(),
         *alone(rows),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from dumpcmp.align.laps import in_laps
@@ -17,7 +17,6 @@ from dumpcmp.align.passes import by_provenance, with_collectives
 from dumpcmp.align.unwritten import unwritten
 from dumpcmp.comparing.blame import in_order
 from dumpcmp.comparing.both_sides import let_go
-from dumpcmp.comparing.by_rows import RowComparison, devices_of
 from dumpcmp.comparing.clipping import clipped_by
 from dumpcmp.comparing.clues import _found
 from dumpcmp.comparing.dataflow import DataFlow
@@ -40,6 +39,7 @@ from dumpcmp.comparing.questions.verdicts import JudgedFacts, Judging, ValueStat
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.shortcuts import allowed
 from dumpcmp.comparing.side import Side
+from dumpcmp.comparing.span_comparison import SpanComparison
 from dumpcmp.comparing.spans import Span
 from dumpcmp.comparing.trained import replay_updates
 from dumpcmp.comparing.ways import Ways
@@ -53,129 +53,125 @@ from dumpcmp.nouns.row import Pair, Row, Unwritten
 _UnwrittenValues = Mapping[Key, Unwritten]
 
 
-@dataclass(slots=True, eq=False)
-class ProgramComparison(RowComparison):
-    """How to compare on three questions, and what earlier spans have come to."""
+def compare_span(
+    so_far: SpanComparison, span: Span, workers: Executor, progress: Tell | None
+) -> None:
+    """Compare one span in the light of those before, which were earlier steps."""
+    ours, theirs, rule = span.golden, span.target, so_far.rule
+    check_ends(ours, theirs)
+    if so_far.verify_digests:
+        check_all((ours, theirs), workers)
+    shortcuts = allowed(so_far.allow, theirs.archive, _devices_of(theirs))
+    ours = _in_laps(so_far, ours, theirs)
+    is_usual = isinstance(rule, ReferenceChecker | RoundingChecker)
+    is_asked = is_usual and so_far.replaying is not Replaying.OFF
+    levels = tuple(sorted(QUANTISED.keys() & shortcuts))
+    so_far.programs = so_far.programs or Programs(so_far.counting, is_asked, levels)
+    steps, golden, target = so_far.programs.of_span(ours, theirs)
+    parted = [each for step in steps for each in step.parted()]
+    pairs = _matched(so_far, ours, theirs, golden, target, parted)
+    pairs, ours, theirs = with_effect_values(pairs, ours, theirs, so_far.counting)
+    pairs, ours, theirs = so_far.effects.weights.with_ends(pairs, ours, theirs, so_far.counting)
+    golden.side, target.side = ours, theirs
+    golden.names = target.names = so_far.effects.weights._names
+    ways = Ways.of(ours.listing, theirs.listing, shortcuts)
+    work = lay_out(pairs, ours, theirs, span.finer, ways, rule.closeness)
+    work = placed(asking(work, so_far.metrics, ours.listing), so_far.device)
+    tell = span.telling(progress, so_far.nbytes)
+    work, measured = measure_all(work, workers, tell)
+    nbytes = sum(job.nbytes for job in work.values())
+    leaves = {}
+    if is_usual:
+        leaves = leaf_findings(pairs, measured, ours, theirs, so_far.is_apart)
+    updates: dict[Pair, Replay] = {}
+    if is_usual:
+        found = partial(_found, measured)
+        stale = so_far.history.stale(pairs, ours, theirs)
+        made = so_far.courses.updates(pairs, ours, theirs, found)
+        is_off = so_far.replaying is Replaying.OFF
+        updates = {} if is_off else replay_updates(made, workers)
+        right = {pair for pair, one in updates.items() if one.is_known and not wrong(one)}
+        kept = kept_states(pairs, so_far.courses, ours, theirs, found)
+        updates |= {} if is_off else replay_states(kept, workers)
+        leaves |= {pair: each for pair, each in stale.items() if pair not in right}
+    rounded = quantised_weights(leaves, ours, theirs, shortcuts)
+    between = BetweenSteps(
+        pairs,
+        so_far.carried.again(pairs, ours.listing, theirs.listing),
+        clipped_by(measured, ours, theirs, so_far.counting),
+    )
+    facts = Facts(
+        pairs, measured, steps, golden, target, ways, so_far.counting, leaves, between, updates,
+        {pair: one.levels for pair, one in rounded.items()},
+        codes_among(pairs, ours.listing, theirs.listing, shortcuts),
+    )  # fmt: skip
+    if is_usual and so_far.replaying is not Replaying.OFF:
+        tell = span.telling(progress, so_far.nbytes + nbytes)
+        facts.check(workers, shortcuts, tell)
+    so_far.is_apart |= differ_anywhere(pairs, measured)
+    known = facts.all(is_usual)
+    judging = Judging(rule, facts.sources, facts.takers, so_far.states)
+    states = judging.judged(known)
+    so_far.states |= states
+    rows = [_row(one, states[one.pair], ways) for one in known]
+    rows = so_far.effects.judged(rows, so_far.is_apart)
+    roots_before = so_far.latest_root
+    latest = next((row for row in reversed(rows) if row.root), roots_before)
+    flow = DataFlow(pairs, ours.listing, theirs.listing, {}, {})
+    looked = Looked(ours, theirs, so_far.counting, so_far.is_apart, flow, work, measured)
+    rows, so_far.latest_root = so_far.effects.with_rows(rows, looked, roots_before, latest)
+    roots = in_order(row for row in rows if row.root)
+    so_far.showing.add(rows, roots, flow, work, after=len(so_far.gathered.rows))
+    so_far.gathered.add(rows, roots)
+    so_far.noted.note(span, facts.calls, rows, measured)
+    so_far.noted.shortcuts |= shortcuts
+    so_far.noted.is_undeclared |= ways.is_undeclared
+    so_far.nbytes += nbytes
+    let_go()
 
-    programs: Programs | None = None
-    states: dict[Pair, ValueState] = field(default_factory=dict)
 
-    def compare(self, span: Span, workers: Executor, progress: Tell | None) -> None:
-        ours, theirs, rule = span.golden, span.target, self.rule
-        check_ends(ours, theirs)
-        if self.verify_digests:
-            check_all((ours, theirs), workers)
-        shortcuts = allowed(self.allow, theirs.archive, devices_of(theirs))
-        ours = self._in_laps(ours, theirs)
-        is_usual = isinstance(rule, ReferenceChecker | RoundingChecker)
-        is_asked = is_usual and self.replaying is not Replaying.OFF
-        levels = tuple(sorted(QUANTISED.keys() & shortcuts))
-        self.programs = self.programs or Programs(self.counting, is_asked, levels)
-        steps, golden, target = self.programs.of_span(ours, theirs)
-        parted = [each for step in steps for each in step.parted()]
-        pairs = self._matched(ours, theirs, golden, target, parted)
-        pairs, ours, theirs = with_effect_values(pairs, ours, theirs, self.counting)
-        pairs, ours, theirs = self.effects.weights.with_ends(pairs, ours, theirs, self.counting)
-        golden.side, target.side = ours, theirs
-        golden.names = target.names = self.effects.weights._names
-        ways = Ways.of(ours.listing, theirs.listing, shortcuts)
-        work = lay_out(pairs, ours, theirs, span.finer, ways, rule.closeness)
-        work = placed(asking(work, self.metrics, ours.listing), self.device)
-        tell = span.telling(progress, self.nbytes)
-        work, measured = measure_all(work, workers, tell)
-        nbytes = sum(job.nbytes for job in work.values())
-        leaves = {}
-        if is_usual:
-            leaves = leaf_findings(pairs, measured, ours, theirs, self.is_apart)
-        updates: dict[Pair, Replay] = {}
-        if is_usual:
-            found = partial(_found, measured)
-            stale = self.history.stale(pairs, ours, theirs)
-            made = self.courses.updates(pairs, ours, theirs, found)
-            is_off = self.replaying is Replaying.OFF
-            updates = {} if is_off else replay_updates(made, workers)
-            right = {pair for pair, one in updates.items() if one.is_known and not wrong(one)}
-            kept = kept_states(pairs, self.courses, ours, theirs, found)
-            updates |= {} if is_off else replay_states(kept, workers)
-            leaves |= {pair: each for pair, each in stale.items() if pair not in right}
-        rounded = quantised_weights(leaves, ours, theirs, shortcuts)
-        between = BetweenSteps(
-            pairs,
-            self.carried.again(pairs, ours.listing, theirs.listing),
-            clipped_by(measured, ours, theirs, self.counting),
-        )
-        facts = Facts(
-            pairs, measured, steps, golden, target, ways, self.counting, leaves, between, updates,
-            {pair: one.levels for pair, one in rounded.items()},
-            codes_among(pairs, ours.listing, theirs.listing, shortcuts),
-        )  # fmt: skip
-        if is_usual and self.replaying is not Replaying.OFF:
-            tell = span.telling(progress, self.nbytes + nbytes)
-            facts.check(workers, shortcuts, tell)
-        self.is_apart |= differ_anywhere(pairs, measured)
-        known = facts.all(is_usual)
-        judging = Judging(rule, facts.sources, facts.takers, self.states)
-        states = judging.judged(known)
-        self.states |= states
-        rows = [_row(one, states[one.pair], ways) for one in known]
-        rows = self.effects.judged(rows, self.is_apart)
-        roots_before = self.latest_root
-        latest = next((row for row in reversed(rows) if row.root), roots_before)
-        flow = DataFlow(pairs, ours.listing, theirs.listing, {}, {})
-        looked = Looked(ours, theirs, self.counting, self.is_apart, flow, work, measured)
-        rows, self.latest_root = self.effects.with_rows(rows, looked, roots_before, latest)
-        roots = in_order(row for row in rows if row.root)
-        self.showing.add(rows, roots, flow, work, after=len(self.gathered.rows))
-        self.gathered.add(rows, roots)
-        self.noted.note(span, facts.calls, rows, measured)
-        self.noted.shortcuts |= shortcuts
-        self.noted.is_undeclared |= ways.is_undeclared
-        self.nbytes += nbytes
-        let_go()
+def _in_laps(so_far: SpanComparison, ours: Side, theirs: Side) -> Side:
+    """Golden with what it runs in a loop, once for each of the target's ranks, as one value."""
+    terms = in_golden_terms(ours.listing, theirs.listing, so_far.counting)
+    listing = in_laps(ours.listing, theirs.listing, terms)
+    so_far.noted.num_laps += len(ours.listing.values) - len(listing.values)
+    return ours if listing is ours.listing else replace(ours, listing=listing)
 
-    def _in_laps(self, ours: Side, theirs: Side) -> Side:
-        """Golden with what it runs in a loop, once for each of the target's ranks, as one value."""
-        terms = in_golden_terms(ours.listing, theirs.listing, self.counting)
-        listing = in_laps(ours.listing, theirs.listing, terms)
-        self.noted.num_laps += len(ours.listing.values) - len(listing.values)
-        return ours if listing is ours.listing else replace(ours, listing=listing)
 
-    def _matched(
-        self,
-        ours: Side,
-        theirs: Side,
-        one: RunValues,
-        other: RunValues,
-        parted: Sequence[tuple[Site, Site]],
-    ) -> list[Pair]:
-        """The values of both sides in pairs, by what they are."""
-        golden, target = ours.listing, theirs.listing
-        ranked = max(golden.num_ranks, target.num_ranks) > 1
-        mine, its = (
-            (without_collectives(golden), without_collectives(target))
-            if ranked
-            else (golden, target)
-        )
-        terms = in_golden_terms(mine, its, self.counting)
-        turns = turns_between(ours, theirs, self.renaming)
-        partners = Partners(mine, its, self.renaming, terms, turns)
-        pairs = match_values(
-            MatchedRun(mine, one.quantity, {site: site for site in mine.sites}, one.sole),
-            MatchedRun(its, other.quantity, terms, other.sole),
-            self.renaming,
-            merged_pairs(partners) if self.renaming.merges else (),
-            parted,
-        )
-        if any(call.kernel for call in target.calls.values()):
-            known = by_provenance(pairs, mine, its, _Kernels(its, terms).kernel_of)
-            pairs = list(known)
-        if turns is not None:
-            pairs = [turned_pair(partners, pair) for pair in pairs]
-        if ranked:
-            pairs = with_collectives(pairs, golden, target)
-        blank = unwritten(golden), unwritten(target)
-        pairs = [_with_blank(pair, ours, theirs, *blank) for pair in pairs]
-        return with_repeats(pairs, golden, target)
+def _matched(
+    so_far: SpanComparison,
+    ours: Side,
+    theirs: Side,
+    one: RunValues,
+    other: RunValues,
+    parted: Sequence[tuple[Site, Site]],
+) -> list[Pair]:
+    """The values of both sides in pairs, by what they are."""
+    golden, target = ours.listing, theirs.listing
+    ranked = max(golden.num_ranks, target.num_ranks) > 1
+    mine, its = (
+        (without_collectives(golden), without_collectives(target)) if ranked else (golden, target)
+    )
+    terms = in_golden_terms(mine, its, so_far.counting)
+    turns = turns_between(ours, theirs, so_far.renaming)
+    partners = Partners(mine, its, so_far.renaming, terms, turns)
+    pairs = match_values(
+        MatchedRun(mine, one.quantity, {site: site for site in mine.sites}, one.sole),
+        MatchedRun(its, other.quantity, terms, other.sole),
+        so_far.renaming,
+        merged_pairs(partners) if so_far.renaming.merges else (),
+        parted,
+    )
+    if any(call.kernel for call in target.calls.values()):
+        known = by_provenance(pairs, mine, its, _Kernels(its, terms).kernel_of)
+        pairs = list(known)
+    if turns is not None:
+        pairs = [turned_pair(partners, pair) for pair in pairs]
+    if ranked:
+        pairs = with_collectives(pairs, golden, target)
+    blank = unwritten(golden), unwritten(target)
+    pairs = [_with_blank(pair, ours, theirs, *blank) for pair in pairs]
+    return with_repeats(pairs, golden, target)
 
 
 class _Kernels:
@@ -202,6 +198,11 @@ def _with_blank(
     found = one.get(ours.listing.first(pair.golden)) if pair.golden else None
     found = found or (other.get(theirs.listing.first(pair.target)) if pair.target else None)
     return replace(pair, unwritten=found) if found else pair
+
+
+def _devices_of(side: Side) -> Iterator[str]:
+    """Where the values of a side lay."""
+    return (records[0].device for records in side.listing.values.values())
 
 
 def _turned(pair: Pair) -> str:
