@@ -49,16 +49,43 @@ class Rechunked:
     num: int
     cut: int
     joined: int
+    length: int  # of the dim that is joined: what the last chunks are filled up with is left out
     slot: str = ""
     calls: tuple[Call, ...] = ()
 
     @property
     def expression(self) -> Hashable:
-        return "rechunked", self.num, self.cut, self.joined
+        return "rechunked", self.num, self.cut, self.joined, self.length
 
     def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The same elements in another order."""
-        return {_OUTPUT: torch.cat(given["input.0"].chunk(self.num, self.cut), self.joined)}
+        joined = torch.cat(given["input.0"].chunk(self.num, self.cut), self.joined)
+        return {_OUTPUT: joined.narrow(self.joined, 0, self.length)}
+
+    def held(self, *_: object) -> Replay | None:
+        """Nothing is to be held against anything: it was found by its bytes."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class FilledUp:
+    """A value with zeros behind it along one dim, as collectives need parts of one size."""
+
+    dim: int
+    num: int
+    slot: str = ""
+    calls: tuple[Call, ...] = ()
+
+    @property
+    def expression(self) -> Hashable:
+        return "filled up", self.dim, self.num
+
+    def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The elements, and the zeros."""
+        value = given["input.0"]
+        shape = list(value.shape)
+        shape[self.dim] = self.num
+        return {_OUTPUT: torch.cat([value, value.new_zeros(shape)], self.dim)}
 
     def held(self, *_: object) -> Replay | None:
         """Nothing is to be held against anything: it was found by its bytes."""
@@ -179,7 +206,7 @@ def _arranged(archive: Archive, program: Program, leaf: ValueId, used: _Use) -> 
 
 def ways_to_cut(
     before: tuple[int, ...], after: tuple[int, ...], slot: str, *, is_uneven: bool = False
-) -> Iterator[Rechunked | CutOut]:
+) -> Iterator[Rechunked | FilledUp | CutOut]:
     """In which ways a value of one shape may have been made of one of another shape.
 
     The last of several parts may be shorter, where a layout says that it is one.
@@ -190,14 +217,16 @@ def ways_to_cut(
     if len(before) == len(after) and len(unequal) == 1:
         (dim,) = unequal
         last = before[dim] - after[dim]
+        if last < 0 < -last < after[dim]:
+            yield FilledUp(dim, -last, slot)
         if last < 0 or not after[dim] or (before[dim] % after[dim] and not is_uneven):
             return
         for first in dict.fromkeys((*range(0, last + 1, after[dim]), last)):
             yield CutOut(dim, first, after[dim], slot)
 
 
-def _chunks(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """How many chunks along which dim are joined along which; None where shapes are no such."""
+def _chunks(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, int, int, int] | None:
+    """How many chunks along which dim are joined along which, and how long that then is."""
     unequal = [
         dim for dim, sizes in enumerate(zip(before, after, strict=False)) if len({*sizes}) > 1
     ]
@@ -205,8 +234,9 @@ def _chunks(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, int, 
         return None
     for cut, joined in (unequal, unequal[::-1]):
         num = before[cut] // after[cut] if after[cut] else 0
-        if num > 1 and after[cut] * num == before[cut] and after[joined] == num * before[joined]:
-            return num, cut, joined
+        is_whole = num > 1 and after[cut] * num == before[cut]
+        if is_whole and -(-after[joined] // num) == before[joined]:
+            return num, cut, joined, after[joined]
     return None
 
 

@@ -42,6 +42,7 @@ from dumpcmp.shadows.program import (
 )
 from dumpcmp.shadows.quantities import tensor_of
 from dumpcmp.shadows.region_gradients import Regions
+from dumpcmp.shadows.shared_tables import SharedLookup
 from dumpcmp.shadows.shared_terms import SharedTerm
 from dumpcmp.shadows.together import RankDelivery, in_order_of_use
 
@@ -479,7 +480,8 @@ class _Relating:
                 yield _reduced(gradient, [local], Reduction.OWN, None, share)
             for group in self._groups(gradient.rank):
                 some = self._of_ranks(gradient, local, group)
-                yield from self._reductions(gradient, local, some, share)
+                for size in (1, *self._sizes_inside(group)):
+                    yield from self._reductions(gradient, local, some, share * size)
 
     def _region(
         self, value: ValueId, gradient: ValueId, *, on_own_rank: bool = True
@@ -505,6 +507,10 @@ class _Relating:
         """The groups of ranks that do something together, of which `rank` is one, larger first."""
         return [group for group in self._all_groups if rank in group]
 
+    def _sizes_inside(self, group: Sequence[int]) -> list[int]:
+        """The sizes of groups inside of one: ranks may take a mean along one axis, then a sum."""
+        return [size for size in dict.fromkeys(map(len, self._all_groups)) if size < len(group)]
+
     @cached_property
     def _all_groups(self) -> list[tuple[int, ...]]:
         found = {tuple(sorted(self.program.ranks)): None}
@@ -525,9 +531,19 @@ class _Relating:
         for weight, gradient in self.program.gradients.items():
             if gradient not in found and weight.key.slot.is_weight:
                 takers = list(self._takers(weight))
-                if takers:
-                    found[gradient] = gradient_node(gradient, takers)
+                local = gradient_node(gradient, takers) if takers else self._of_whole(weight)
+                if local is not None:
+                    found[gradient] = local
         return found
+
+    def _of_whole(self, weight: ValueId) -> Node | None:
+        """What all that was made of the parts of a weight, put together, hands back."""
+        gradient = self.program.gradients[weight]
+        for value in self._gathered.get(weight, ()):
+            made = self._regions.node(value, self._known, "grad_output.0", gradient=gradient)
+            if made is not None:
+                return made[1]
+        return None
 
     def _takers(self, weight: ValueId) -> Iterator[tuple[int, Node, str]]:
         """The calls that take a weight, or what was put together of its parts on all ranks."""
@@ -535,8 +551,7 @@ class _Relating:
         for place, node in enumerate(self.program.nodes):
             is_known = any(slot.startswith("grad_output") for slot in node.gradients)
             for slot, value in node.takes.items() if is_known else ():
-                is_plain = node.own is None or isinstance(node.own, SharedTerm)
-                if value in names and node.rank == weight.rank and is_plain:
+                if value in names and node.rank == weight.rank and _takes_weights(node):
                     yield place, node, slot
 
     @cached_property
@@ -546,7 +561,9 @@ class _Relating:
         by_module: dict[tuple[int, str], dict[ValueId, None]] = {}
         for node in self.program.nodes:
             for slot, value in node.takes.items():
-                if slot.startswith("input") and node.own is None:
+                if slot.startswith("input") and (
+                    _takes_weights(node) or isinstance(node.own, SharedLookup)
+                ):
                     by_module.setdefault((node.rank, node.call.op.module), {})[value] = None
         for weight in self.program.gradients:
             record = self.program.records.get(weight)
@@ -664,6 +681,11 @@ def _reduced(
     own = ReducedGradient(tuple(sums), how, part, share)
     mine = next((node for node in nodes if node.rank == gradient.rank), nodes[0])
     return Node(gradient.rank, mine.call, takes, {_OUTPUT: gradient}, own)
+
+
+def _takes_weights(node: Node) -> bool:
+    """Whether a call takes weights as it was recorded, but for what ranks share of its result."""
+    return node.own is None or isinstance(node.own, SharedTerm)
 
 
 def _calls(node: Node) -> Sequence[Call]:

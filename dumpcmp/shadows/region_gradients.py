@@ -128,11 +128,18 @@ class Regions:
         self._places = {node: at for at, node in enumerate(self.program.nodes)}
 
     def node(
-        self, value: ValueId, known: Collection[ValueId], slot: str, *, on_own_rank: bool = True
+        self,
+        value: ValueId,
+        known: Collection[ValueId],
+        slot: str,
+        *,
+        on_own_rank: bool = True,
+        gradient: ValueId | None = None,
     ) -> tuple[int, Node] | None:
         """The node of the gradient of `value`, where the `known` gradients tell it.
 
-        What a collective handed to other ranks counts where it is not `on_own_rank` alone.
+        What a collective handed to other ranks counts where it is not `on_own_rank` alone. Another
+        `gradient` than that of the value may be meant, which is to be made of it.
         """
         inside, region, ends = {value}, list[Node](), dict[ValueId, str]()
         for node in self.program.nodes:
@@ -152,7 +159,8 @@ class Regions:
         takes = {name: each for each, name in values.items()}
         takes |= {name: self.gradients[each] for each, name in ends.items()}
         own = RegionGradient(tuple(region), values, ends, slot)
-        made = Node(value.rank, region[0].call, takes, {_OUTPUT: self.gradients[value]}, own)
+        asked = self.gradients[value] if gradient is None else gradient
+        made = Node(value.rank, region[0].call, takes, {_OUTPUT: asked}, own)
         return self._places[region[0]], made
 
     def _entering(self, value: ValueId, region: list[Node]) -> dict[ValueId, str]:

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.value import Portion
 from dumpcmp.shadows.fingerprints import same_elements
 from dumpcmp.shadows.program import StepEffect
 from dumpcmp.shadows.quantities import Quantity
 from dumpcmp.shadows.shadow import Shadow
 from dumpcmp.shadows.slices import Marginals, is_covered_in_order, is_part
+from dumpcmp.shadows.stated_parts import make_up, part_at, stated_portion
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,8 +84,8 @@ def paired_effects(golden: Shadow, target: Shadow) -> PairedEffects:
     if len({*ranks[0], *ranks[1]}) > 1:
         is_golden_whole = len(ranks[0]) == 1
         if is_golden_whole or len(ranks[1]) > 1:
-            return _OverRanks(ours, theirs, golden, "golden").paired()
-        return _OverRanks(theirs, ours, target, "target").paired()
+            return _OverRanks(ours, theirs, golden, target, "golden").paired()
+        return _OverRanks(theirs, ours, target, golden, "target").paired()
     found = PairedEffects()
     for is_pair in (_same_name, _same_leaf, ShownEffect.is_same):
         for its in list(ours):
@@ -207,7 +209,8 @@ class _OverRanks:
     wholes: Sequence[ShownEffect]
     parts: Sequence[ShownEffect]
     shadow: Shadow  # of the whole run
-    side: str  # which that is
+    other: Shadow
+    side: str  # which the whole run is
     found: PairedEffects = field(default_factory=PairedEffects)
 
     def paired(self) -> PairedEffects:
@@ -244,6 +247,8 @@ class _OverRanks:
         return _TERMS.format(whole.effect.name) if _are_terms(named, whole) else ""
 
     def _why_reordered(self, whole: ShownEffect, shown: Sequence[ShownEffect]) -> str:
+        if self._are_all_stated(whole):
+            return ""
         named = sorted((e for e in shown if _same_name(whole, e)), key=lambda each: each.place)
         places = [place for each in named if (place := _first_place(each, whole))]
         is_ordered = all(a[0] != b[0] or a[1] <= b[1] for a, b in pairwise(places))
@@ -257,12 +262,35 @@ class _OverRanks:
         own = [each for each in named if each.rank == one.rank]
         return next(iter([*own, *named, *others]))
 
+    def _portion(self, part: ShownEffect) -> Portion | None:
+        """Which part of its whole a rank has, as its layout says."""
+        return stated_portion(self.other.record(part.effect.value))
+
+    def _is_as_stated(self, part: ShownEffect, whole: ShownEffect) -> bool:
+        portion = self._portion(part)
+        held = part_at(whole.quantity.tensor, portion) if portion is not None else None
+        return held is not None and same_elements(held, part.quantity.tensor)
+
+    def _are_all_stated(self, whole: ShownEffect) -> bool:
+        """Whether the ranks have all of a value, each of them the part that its layout says."""
+        named = [each for each in self.parts if _same_name(whole, each)]
+        portions = [p for each in named if (p := self._portion(each)) is not None]
+        is_stated = bool(named) and len(portions) == len(named)
+        return (
+            is_stated
+            and all(self._is_as_stated(each, whole) for each in named)
+            and make_up(portions, tuple(whole.quantity.tensor.shape))
+        )
+
     def _is_of_whole(self, part: ShownEffect) -> bool:
         named = [each for each in self.wholes if _same_name(each, part)]
         if any(each.is_nothing for each in named):
             return part.is_nothing
         try:
-            return any(each.is_same(part) or _is_slice(part, each) for each in named) or any(
+            return any(
+                each.is_same(part) or self._is_as_stated(part, each) or _is_slice(part, each)
+                for each in named
+            ) or any(
                 each.is_same(part) or _is_slice(part, each)
                 for each in self.wholes
                 if each not in named
@@ -277,6 +305,8 @@ class _OverRanks:
             if its.is_same(mine):
                 return True
         try:
+            if self._are_all_stated(its):
+                return True
             parts = [mine.quantity for mine in shown if _is_smaller(mine, its)]
             whole = Marginals(its.quantity.tensor)
             return is_covered_in_order(whole, parts) or self._is_mean(its)

@@ -192,7 +192,8 @@ class Start:
         A loss that is a mean over a rank's own data gives so many times more as there are ranks.
         """
         name = _name(shadow.program, value)
-        held = [(other, self._records[other]) for other in self._targets.get(name, ())]
+        others = {id(self._of_target[o]): o for o in reversed(self._targets.get(name, ()))}
+        held = [(other, self._records[other]) for other in reversed(others.values())]
         if not value.key.slot.is_gradient or len(held) < 2:
             return None
         found = assembled(shadow.record(value).shape, held)

@@ -246,18 +246,27 @@ class _Matching:
     def _shown_again(self, pairs: Sequence[Pair]) -> Iterator[Pair]:
         """What is left and is a value that is matched under another name of it."""
         ours, theirs = {pair.golden for pair in pairs}, {pair.target for pair in pairs}
-        golden, target = self.golden.listing, self.target.listing
-        others: dict[Key, Key] = {}
-        its: dict[Key, Key] = {}
+        others: dict[Hashable, Key] = {}
+        its: dict[Hashable, Key] = {}
         for here, there in self._may_be_one(pairs):
-            others.setdefault(golden.first(here), there)
-            its.setdefault(target.first(there), here)
-        for key in golden.values:
-            if key not in ours and (other := others.get(golden.first(key))) is not None:
-                yield Pair(key, other, PairedBy.VALUE)
-        for key in target.values:
-            if key not in theirs and (other := its.get(target.first(key))) is not None:
-                yield Pair(other, key, PairedBy.VALUE)
+            for name in self._names(self.golden, here):
+                others.setdefault(name, there)
+            for name in self._names(self.target, there):
+                its.setdefault(name, here)
+        for key in self.golden.listing.values:
+            found = next(filter(None, map(others.get, self._names(self.golden, key))), None)
+            if key not in ours and found is not None:
+                yield Pair(key, found, PairedBy.VALUE)
+        for key in self.target.listing.values:
+            found = next(filter(None, map(its.get, self._names(self.target, key))), None)
+            if key not in theirs and found is not None:
+                yield Pair(found, key, PairedBy.VALUE)
+
+    def _names(self, run: MatchedRun, key: Key) -> Iterator[Hashable]:
+        """By what a value is known in its own run: the first that it is, and what it is."""
+        yield run.listing.first(key)
+        if (quantity := run.quantity(key)) is not None:
+            yield self._step(key, run), quantity
 
     def _may_be_one(self, pairs: Iterable[Pair]) -> Iterator[tuple[Key, Key]]:
         """The two values of each pair that are not known to be two quantities."""
@@ -265,7 +274,8 @@ class _Matching:
             if pair.golden is None or pair.target is None:
                 continue
             one, other = self.golden.quantity(pair.golden), self.target.quantity(pair.target)
-            if one is None or other is None or one == other:
+            is_spread = isinstance(one, tuple) is not isinstance(other, tuple)  # over ranks
+            if one is None or other is None or one == other or is_spread:
                 yield pair.golden, pair.target
 
     def _by_value(self, ours: set[Key | None], theirs: set[Key | None]) -> Iterator[Pair]:
