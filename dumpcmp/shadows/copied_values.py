@@ -140,13 +140,22 @@ def _copies(archive: Archive, program: Program, across: bool) -> Iterator[Node]:
         known = [(v, n) for v, n in made.get(found, ()) if is_whole or v.key.step == leaf.key.step]
         now = leaf.key.step, used.order
         own = [v for v, n in known if v.rank == leaf.rank and (v.key.step, n.call.order) < now]
-        others = [v for v, _ in known if across and v.rank != leaf.rank]
-        source = next(iter([*own[-1:], *others]), None)
+        others = (
+            v
+            for v, _ in known
+            if across and v.rank != leaf.rank and not _is_made_of(program, v, leaf)
+        )
+        source = own[-1] if own else next(others, None)
         if source is None and len(program.ranks) > 1:
             yield from _arranged(archive, program, leaf, used)
         if source is not None and used.call is not None and _tells(archive, record):
             copy = Copy(record.shape, used.slot)
             yield Node(leaf.rank, used.call, {"input.0": source}, {_OUTPUT: leaf}, copy)
+
+
+def _is_made_of(program: Program, value: ValueId, leaf: ValueId) -> bool:
+    """Whether a value was made of another, as what was received is of what was sent."""
+    return any(leaf in node.takes.values() for node in program.behind([value]))
 
 
 @dataclass(frozen=True, slots=True)
