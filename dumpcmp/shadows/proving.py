@@ -467,7 +467,7 @@ class StepProof:
         for node in theirs:
             leaf = next(unknown_leaves(target, node, known[0]), None)
             if leaf is not None:
-                place = _ProofPlace.of_node(node, leaf)
+                place = _ProofPlace.of_leaf(target, node, leaf)
                 is_handed = target.program.num_parts > 1 and len(target.program.ranks) > 1
                 is_known = not is_handed and (self.step == 0 or is_given(node.takes[leaf]))
                 answer = ProofAnswer.DIFFERENT_START if is_known else ProofAnswer.UNKNOWN
@@ -609,6 +609,13 @@ class _ProofPlace(NamedTuple):
     def of_node(cls, node: Node, slot: str = "") -> _ProofPlace:
         slot = slot or (node.own.slot if node.own is not None else "")
         return cls(node.call.op, node.call.call, slot, node.rank, node.call.order)
+
+    @classmethod
+    def of_leaf(cls, shadow: Shadow, node: Node, slot: str) -> _ProofPlace:
+        """Where a call takes a leaf; what is made of several calls names none of them."""
+        if node.own is None:
+            return cls.of_node(node, slot)
+        return cls.of_value(shadow, node.takes[slot])
 
     @classmethod
     def of_value(cls, shadow: Shadow, value: ValueId) -> _ProofPlace:

@@ -480,7 +480,8 @@ def _level(text: str, function: ReplayFunction, given: Mapping[str, Tensor]) -> 
     """The size of the terms of a sum, if nothing of them cancelled."""
     arguments = fitted(read_arguments(text, given), given).mapped(_widened)
     found = terms_of(function, arguments, run(function, arguments), torch.float64)
-    return max((float(each.mean()) for each in found.values() if each.numel()), default=0.0)
+    sizes = (float(each.to(torch.float64).mean()) for each in found.values() if each.numel())
+    return max(sizes, default=0.0)
 
 
 def _run_as_rounded(call: Call, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
