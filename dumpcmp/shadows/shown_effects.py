@@ -218,7 +218,7 @@ class _OverRanks:
             return self.found
         shown = [part for part in self.parts if self._is_of_whole(part)]
         settled: set[str] = set()
-        for whole in self.wholes:
+        for whole in filter(self._is_asked, self.wholes):
             others = [part for part in self.parts if part not in shown and _same_name(whole, part)]
             pair = self._pair(whole, self._namesake(whole, others or self.parts))
             self.found.pairs.append(pair)
@@ -238,6 +238,12 @@ class _OverRanks:
             if part not in shown and part.effect.name not in settled and not self._hands_on(part):
                 self.found.differing.append(self._pair(self._namesake(part, self.wholes), part))
         return self.found
+
+    def _is_asked(self, whole: ShownEffect) -> bool:
+        """Whether it may be asked of ranks; what these hand back for their inputs is their own."""
+        leaf = whole.effect.leaf
+        is_of_weight = leaf is None or leaf.key.slot.is_weight
+        return is_of_weight or any(_same_name(whole, part) for part in self.parts)
 
     def _why_terms(self, whole: ShownEffect) -> str:
         named = [each for each in self.parts if _same_name(whole, each)]
