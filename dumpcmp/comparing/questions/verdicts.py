@@ -227,7 +227,7 @@ class Judging:
             if check is not None and check.is_known and (said := wrong(check)):
                 if one.parting and why is Why.INTRODUCED:
                     break
-                return _failing(_with_others(said, check), why)
+                return _failing(_with_others(said, check), Why.WIRED if one.is_update else why)
         for said, why in zip(one.regions, (Why.INTRODUCED, Why.GOLDEN), strict=True):
             if said and not (one.parting and why is Why.INTRODUCED):
                 return _failing(said, why)
