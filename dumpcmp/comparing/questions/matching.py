@@ -33,6 +33,7 @@ class MatchedRun:
     quantity: QuantityOf
     terms: Mapping[Site, Site]  # each call with golden's names of its model and step
     sole: Callable[[Key], Quantity | None] = lambda _: None  # the numbers of what lies whole
+    is_put_aside: Callable[[Key], bool] = lambda _: False  # whoever takes it is not recorded
 
 
 def match_values(
@@ -71,6 +72,7 @@ class _Matching:
         self._where_parted()
         self._by_name(self._may_be_same)
         self._by_order()
+        self._by_name(self._are_put_aside)
 
     def _match(self, here: Site, there: Site, by: PairedBy) -> None:
         self.matched[here], self.by[here] = there, by
@@ -156,6 +158,14 @@ class _Matching:
     def _may_be_same(self, here: Site, there: Site) -> bool:
         """Whether two calls of one name may match that do not give the same."""
         return self._fit(here, there)
+
+    def _are_put_aside(self, here: Site, there: Site) -> bool:
+        """Whether both are there for code that is not recorded, to which their shape may matter."""
+        return self._gives_aside(self.golden, here) and self._gives_aside(self.target, there)
+
+    def _gives_aside(self, run: MatchedRun, site: Site) -> bool:
+        keys = [key for key in run.listing.sites.get(site, ()) if key.slot.is_output]
+        return bool(keys) and all(map(run.is_put_aside, keys))
 
     def _fit(self, here: Site, there: Site) -> bool:
         """Whether what two calls give out has one form, as far as it lies whole."""
