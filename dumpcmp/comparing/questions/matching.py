@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.merging import with_merged
@@ -157,7 +157,31 @@ class _Matching:
 
     def _may_be_same(self, here: Site, there: Site) -> bool:
         """Whether two calls of one name may match that do not give the same."""
-        return self._fit(here, there)
+        return self._fit(here, there) and not self._give_what_others_do(here, there)
+
+    def _give_what_others_do(self, here: Site, there: Site) -> bool:
+        """Whether what one of two calls gives is known not to be what the other one does.
+
+        Other functions of that run give it: it is a value that stands there under another name.
+        """
+        one, other = self._given_out(self.golden, here), self._given_out(self.target, there)
+        if one is None or other is None or one == other:
+            return False
+        step = here[:2]
+        return (step, one) in self._given["target"] or (step, other) in self._given["golden"]
+
+    @cached_property
+    def _given(self) -> dict[str, set[tuple[tuple[str, int], tuple[Hashable, ...]]]]:
+        """What functions give out in each of golden's steps, by side."""
+        found: dict[str, set[tuple[tuple[str, int], tuple[Hashable, ...]]]] = {}
+        for side, run in (("golden", self.golden), ("target", self.target)):
+            given = (
+                (terms[:2], self._given_out(run, site))
+                for site, terms in run.terms.items()
+                if not self._is_module(site)
+            )
+            found[side] = {(step, each) for step, each in given if each is not None}
+        return found
 
     def _are_put_aside(self, here: Site, there: Site) -> bool:
         """Whether both are there for code that is not recorded, to which their shape may matter."""
@@ -201,7 +225,7 @@ class _Matching:
         (here, name), (there, other) = calls[i], others[j]
         if name != other or here in self.matched or there in self.taken:
             return 0
-        return (1 + (here.call == there.call)) if self._fit(here, there) else 0
+        return (1 + (here.call == there.call)) if self._may_be_same(here, there) else 0
 
     # values
 
