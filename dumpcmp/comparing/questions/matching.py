@@ -6,7 +6,7 @@ called; names tell which of several, and match what is not the same on both side
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -265,7 +265,7 @@ class _Matching:
 
     def _is_same_slot(self, one: Key, other: Key) -> bool:
         quantity = self.golden.quantity(one)
-        return one.slot == other.slot and (
+        return self._is_named_alike(one, other) and (
             quantity is None or quantity == self.target.quantity(other)
         )
 
@@ -275,7 +275,24 @@ class _Matching:
         return is_known and one.slot.kind == other.slot.kind
 
     def _is_named_alike(self, one: Key, other: Key) -> bool:
-        return one.slot == other.slot
+        return one.slot == other.slot and not self._is_in_chunks(one, other)
+
+    def _is_in_chunks(self, one: Key, other: Key) -> bool:
+        """Whether one side calls a module more often, with less at a time."""
+        sides = (self.golden.listing, one), (self.target.listing, other)
+        if not one.op.is_module or one.slot.is_weight:
+            return False
+        if any(len(listing.values[key]) > 1 for listing, key in sides):
+            return False
+        ours, theirs = (listing.record(key).shape for listing, key in sides)
+        counts = self._num_calls["golden"][one.site[:3]], self._num_calls["target"][other.site[:3]]
+        return ours != theirs and counts[0] != counts[1]
+
+    @cached_property
+    def _num_calls(self) -> dict[str, Counter[tuple[str, int, Op]]]:
+        """How often each op runs in a step, by side."""
+        sides = {"golden": self.golden, "target": self.target}
+        return {side: Counter(site[:3] for site in run.terms) for side, run in sides.items()}
 
     def _shown_again(self, pairs: Sequence[Pair]) -> Iterator[Pair]:
         """What is left and is a value that is matched under another name of it."""
