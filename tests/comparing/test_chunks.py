@@ -166,7 +166,11 @@ def faulty(**edits: Any) -> Net:
     [
         (faulty(edit=lambda n, h: h.mul_(1.01) if n else h), "layers.1", "only the target has it"),
         (faulty(order=lambda pieces: pieces[::-1]), "layers.1", "computes something else"),
-        (faulty(order=lambda pieces: [pieces[0], pieces[0]]), "layers.1", "layers.1/cat (call 0, token 0)"),
+        (
+            faulty(order=lambda pieces: [pieces[0], pieces[0]]),
+            "layers.1",
+            "at layers.1/cat (call 0",
+        ),
     ],
     ids=["one chunk scaled", "in another order", "one chunk twice"],
 )

@@ -357,7 +357,8 @@ def _with_shown_sums(
 
 def _with_other_takers(
     known: Mapping[Pair, JudgedFacts],
-    states: Mapping[Pair, ValueState], sources: Mapping[Pair, Sequence[Pair]]
+    states: Mapping[Pair, ValueState],
+    sources: Mapping[Pair, Sequence[Pair]],
 ) -> dict[Pair, ValueState]:
     """The states, in which gradients are covered that other calls hand back, if all after agrees.
 
