@@ -167,6 +167,8 @@ class _Matching:
         one, other = self._given_out(self.golden, here), self._given_out(self.target, there)
         if one is None or other is None or one == other:
             return False
+        if self.golden.listing.num_ranks > 1 or self.target.listing.num_ranks > 1:
+            return False  # ranks have parts of it
         step = here[:2]
         return (step, one) in self._given["target"] or (step, other) in self._given["golden"]
 
