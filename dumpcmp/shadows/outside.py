@@ -19,6 +19,7 @@ from dumpcmp.shadows.starting import Before, LeafPair
 # optimizers hand on relative errors about as they are, so that a few bits are allowed for them.
 GROWTH = 16.0
 SLIGHT = 2.0**-21  # off golden's: nobody knows whether a leaf that is so near was rounded
+COARSEST = 2.0**-3  # what rounding to the shortest floats that are stored makes of a number
 NEAR = 2.0**-5  # what was drawn is so near only where it was drawn alike
 
 

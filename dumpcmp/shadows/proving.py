@@ -20,6 +20,7 @@ from dumpcmp.shadows.grafts import Guilt, guilty
 from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels, load_value
 from dumpcmp.shadows.known_values import KnownValues
 from dumpcmp.shadows.outside import (
+    COARSEST,
     SLIGHT,
     distance,
     drew_alike,
@@ -172,6 +173,9 @@ class StepProof:
     shadows: Sequence[Shadow] = ()  # golden's and the target's, once they are asked
     _same: list[EffectPair] = field(default_factory=list)  # effects that are shown to be
     _open_names: set[str] = field(default_factory=set)  # of effects that ranks do not have as one
+    _open_starts: dict[str, set[ValueId]] = field(  # by side, what the runs start from otherwise
+        default_factory=lambda: {"golden": set(), "target": set()}
+    )
     _wrong: dict[str, set[Node]] = field(default_factory=dict)  # calls not shown to be right
 
     def ask(self, ours: StepOfModel, theirs: StepOfModel) -> Before | None:
@@ -280,12 +284,17 @@ class StepProof:
         }
 
     def _right(self) -> Sequence[EffectPair]:
-        """The effects that are the same, and of which every call is right on both sides."""
+        """The effects that are the same, of the same start, and of which every call is right."""
         assert self._programs_asked is not None
         found = self._same
         for at, side in enumerate(("golden", "target")):
             program, doubtful = self._programs_asked[at], self._wrong.get(side, set())
-            found = [p for p in found if doubtful.isdisjoint(program.behind([p[at].effect.value]))]
+            found = [
+                pair
+                for pair in found
+                if doubtful.isdisjoint(program.behind([pair[at].effect.value]))
+                and self._open_starts[side].isdisjoint(_used(program, [pair[at].effect.value]))
+            ]
         return found
 
     def _unlinked(self, programs: Sequence[Program]) -> None:
@@ -324,7 +333,12 @@ class StepProof:
             if is_late(pair, self.step) and apart.is_rounding:
                 self.proof.num_bridges += pair.target.key.slot.is_weight
                 continue
-            if may_be_rounded(pair, self.step) or apart.found <= SLIGHT:
+            self._open_starts["golden"].add(pair.golden)
+            self._open_starts["target"].add(pair.target)
+            is_rounded = may_be_rounded(pair, self.step) and (
+                self.step or is_late(pair, self.step) or apart.found <= COARSEST
+            )
+            if is_rounded or apart.found <= SLIGHT:
                 reason = (
                     f"code that was not recorded may have rounded it: it is {apart.found:.2g} off "
                     f"golden's"
@@ -467,7 +481,7 @@ class StepProof:
         for node in theirs:
             leaf = next(unknown_leaves(target, node, known[0]), None)
             if leaf is not None:
-                place = _ProofPlace.of_node(node, leaf)
+                place = _ProofPlace.of_leaf(target, node, leaf)
                 is_handed = target.program.num_parts > 1 and len(target.program.ranks) > 1
                 is_known = not is_handed and (self.step == 0 or is_given(node.takes[leaf]))
                 answer = ProofAnswer.DIFFERENT_START if is_known else ProofAnswer.UNKNOWN
@@ -609,6 +623,13 @@ class _ProofPlace(NamedTuple):
     def of_node(cls, node: Node, slot: str = "") -> _ProofPlace:
         slot = slot or (node.own.slot if node.own is not None else "")
         return cls(node.call.op, node.call.call, slot, node.rank, node.call.order)
+
+    @classmethod
+    def of_leaf(cls, shadow: Shadow, node: Node, slot: str) -> _ProofPlace:
+        """Where a call takes a leaf; what is made of several calls names none of them."""
+        if node.own is None:
+            return cls.of_node(node, slot)
+        return cls.of_value(shadow, node.takes[slot])
 
     @classmethod
     def of_value(cls, shadow: Shadow, value: ValueId) -> _ProofPlace:

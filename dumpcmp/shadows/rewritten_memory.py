@@ -11,12 +11,14 @@ import re
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.given import argument_tree, is_whole
 from dumpcmp.nouns.op_names import OpSet
 from dumpcmp.nouns.record import UNWRITTEN, Call, Kept, Record
 from dumpcmp.nouns.replay import Replay
@@ -32,7 +34,7 @@ _MOST_ORPHANS = 64  # writes to blank memory that are looked at, the last ones
 
 # Functions of Python that give a view, besides those of which the dispatcher's schemas say so.
 _VIEWS = OpSet("""
-    H T chunk contiguous cpu data double expand_as flatten float getitem mH mT ravel reshape
+    H T chunk contiguous cpu data double expand_as flatten float mH mT ravel reshape
     reshape_as split tensor_split to type_as unbind view_as
     """)
 
@@ -155,7 +157,7 @@ def written_values(program: Program) -> set[ValueId]:
             except Unreplayable:
                 continue
             is_write = function.changes_first
-            if is_write or _is_view(function):
+            if is_write or _is_view(node, function):
                 joined = [first, *node.gives.values()]
         if joined:
             memory = set(joined).union(*(memories.get(each, ()) for each in joined))
@@ -175,7 +177,7 @@ def written_outside(program: Program) -> set[ValueId]:
             continue
         out = _out_of(node)
         is_write = function.changes_first or bool(out)
-        for slot, value in node.gives.items() if is_write or _is_view(function) else ():
+        for slot, value in node.gives.items() if is_write or _is_view(node, function) else ():
             base = out.get(slot, None if out else node.takes.get("input.0"))
             if base is not None:
                 bases[value] = bases.get(base, base)
@@ -209,7 +211,7 @@ class _Closing:
             return
         out = _out_of(node)
         writes = function.changes_first or bool(out)
-        if not (writes or _is_view(function)):
+        if not (writes or _is_view(node, function)):
             return
         for slot, value in node.gives.items():
             base = out.get(slot, None if out else node.takes.get("input.0"))
@@ -329,8 +331,19 @@ def _out_of(node: Node) -> dict[str, ValueId]:
     return {f"output.{match[1] or 0}": value for match, value in found if match}
 
 
-def _is_view(function: ReplayFunction) -> bool:
+def _is_view(node: Node, function: ReplayFunction) -> bool:
+    if function.name == "getitem":
+        return all(map(_is_plain_index, argument_tree(node.call).get("args", [])[1:]))
     return function.name in _VIEWS or _gives_alias(function.name)
+
+
+def _is_plain_index(index: Any) -> bool:
+    """Whether an index, as its JSON tells of it, picks no elements by a list or a tensor."""
+    if isinstance(index, dict) and "tuple" in index:
+        return all(map(_is_plain_index, index["tuple"]))
+    if isinstance(index, dict):
+        return "slice" in index or "ellipsis" in index
+    return index is None or is_whole(index)
 
 
 @cache

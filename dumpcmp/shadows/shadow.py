@@ -36,6 +36,7 @@ from dumpcmp.shadows.read_numbers import SingleNumber, are_read_alike
 # Casts between floats: they round, and nothing else.
 _CASTS = OpSet("to _to_copy type_as float half bfloat16 double type")
 # Functions of floats that jump: rounding decides on which side of a jump a run is.
+_AS_THEY_LIE = OpSet("view _unsafe_view")  # shadows lie otherwise than what was recorded
 _JUMPS = OpSet("round floor ceil trunc fix frac sign sgn heaviside floor_divide remainder fmod")
 # Constants, which are rounded where they are made: a part of the start.
 _CONSTANTS = OpSet(
@@ -471,6 +472,8 @@ def load(archive: Archive, record: Record) -> Tensor:
 
 def _run(text: str, function: ReplayFunction, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Run a function in float64."""
+    if function.name in _AS_THEY_LIE:
+        given = {slot: each.contiguous() for slot, each in given.items()}
     arguments = fitted(read_arguments(text, given), given).mapped(_widened)
     check_size(function, arguments)
     return run(function, arguments)
@@ -480,7 +483,8 @@ def _level(text: str, function: ReplayFunction, given: Mapping[str, Tensor]) -> 
     """The size of the terms of a sum, if nothing of them cancelled."""
     arguments = fitted(read_arguments(text, given), given).mapped(_widened)
     found = terms_of(function, arguments, run(function, arguments), torch.float64)
-    return max((float(each.mean()) for each in found.values() if each.numel()), default=0.0)
+    sizes = (float(each.to(torch.float64).mean()) for each in found.values() if each.numel())
+    return max(sizes, default=0.0)
 
 
 def _run_as_rounded(call: Call, given: Mapping[str, Tensor]) -> dict[str, Tensor]:

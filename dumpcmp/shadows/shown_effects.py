@@ -54,7 +54,7 @@ class ShownEffect:
 
 
 _TERMS = "what the ranks return are terms of {}, and nothing that was recorded adds them up"
-_REORDERED = "the ranks return all parts of {}, but not in the order of ranks"
+_REORDERED = "the ranks return all parts of {}, but not in its order"
 EffectPair = tuple[ShownEffect, ShownEffect]  # golden's, and the target's
 
 
@@ -221,7 +221,7 @@ class _OverRanks:
             return self.found
         shown = [part for part in self.parts if self._is_of_whole(part)]
         settled: set[str] = set()
-        for whole in self.wholes:
+        for whole in filter(self._is_asked, self.wholes):
             others = [part for part in self.parts if part not in shown and _same_name(whole, part)]
             pair = self._pair(whole, self._namesake(whole, others or self.parts))
             self.found.pairs.append(pair)
@@ -242,6 +242,12 @@ class _OverRanks:
                 self.found.differing.append(self._pair(self._namesake(part, self.wholes), part))
         return self.found
 
+    def _is_asked(self, whole: ShownEffect) -> bool:
+        """Whether it may be asked of ranks; what these hand back for their inputs is their own."""
+        leaf = whole.effect.leaf
+        is_of_weight = leaf is None or leaf.key.slot.is_weight
+        return is_of_weight or any(_same_name(whole, part) for part in self.parts)
+
     def _why_terms(self, whole: ShownEffect) -> str:
         named = [each for each in self.parts if _same_name(whole, each)]
         return _TERMS.format(whole.effect.name) if _are_terms(named, whole) else ""
@@ -250,8 +256,10 @@ class _OverRanks:
         if self._are_all_stated(whole):
             return ""
         named = sorted((e for e in shown if _same_name(whole, e)), key=lambda each: each.place)
-        places = [place for each in named if (place := _first_place(each, whole))]
-        is_ordered = all(a[0] != b[0] or a[1] <= b[1] for a, b in pairwise(places))
+        places = [place for each in named if (place := _place(each, whole))]
+        is_ordered = all(a[0] != b[0] or a[1][0] <= b[1][0] for a, b in pairwise(places))
+        if whole.leaf is None:  # a gradient lies as its weight does
+            is_ordered &= all(list(indices) == sorted(indices) for _, indices in places)
         return "" if is_ordered else _REORDERED.format(whole.effect.name)
 
     def _pair(self, whole: ShownEffect, part: ShownEffect) -> EffectPair:
@@ -314,7 +322,12 @@ class _OverRanks:
             return False
 
     def _is_mean(self, its: ShownEffect) -> bool:
-        """Whether it is one number, and the mean of what all ranks return by its name."""
+        """Whether it is one number, and the mean of what all ranks return by its name.
+
+        Of gradients, each rank may have a term that nobody adds up.
+        """
+        if its.effect.value.key.slot.is_gradient:
+            return False
         named = [each for each in self.parts if _same_name(its, each)]
         try:
             if its.quantity.tensor.numel() != 1 or len(named) < 2:
@@ -337,15 +350,14 @@ class _OverRanks:
 
 
 def _is_slice(part: ShownEffect, whole: ShownEffect) -> bool:
-    return _first_place(part, whole) is not None
+    return _place(part, whole) is not None
 
 
-def _first_place(part: ShownEffect, whole: ShownEffect) -> tuple[int, int] | None:
-    """The dim of `whole` in which `part` lies, and its first index there."""
+def _place(part: ShownEffect, whole: ShownEffect) -> tuple[int, Sequence[int]] | None:
+    """The dim of `whole` in which `part` lies, and its indices there."""
     if not _is_smaller(part, whole):
         return None
-    places = Marginals(whole.quantity.tensor).places_in_order(part.quantity)
-    return next(((dim, indices[0]) for dim, indices in places), None)
+    return next(Marginals(whole.quantity.tensor).places_in_order(part.quantity), None)
 
 
 def _is_smaller(part: ShownEffect, whole: ShownEffect) -> bool:

@@ -161,8 +161,9 @@ class Start:
             or (_has_own_numbers(found) and self._is_swapped(shadow, value))
         ):
             return found
-        if whole := self._assembled(shadow, value) or self._given_in_parts(shadow, value):
-            return whole
+        for known_by in (self._assembled, self._given_in_parts, self._given_as_part):
+            if (known := known_by(shadow, value)) is not None:
+                return known
         pair = self._pair(shadow, value, record)
         if pair is None or (pair.relation is Relation.OTHER and shadow.is_constant(value)):
             self.alone.append(value)
@@ -211,6 +212,28 @@ class Start:
         expression = "given in parts", found.dim, share, tuple(map(id, parts.values()))
         run = partial(_joined, found.dim, None, share=share)
         made = self.book.computed(expression, lambda: Application(run, parts, {_WHOLE: _unread}))
+        return made[_WHOLE]
+
+    def _given_as_part(self, shadow: Shadow, value: ValueId) -> Quantity | None:
+        """A gradient that a loss gave for a part of what the target's loss gave one for at once.
+
+        A loss that is a mean over that part alone gives so many times more as there are parts.
+        """
+        held = self._targets.get(_name(shadow.program, value), ())
+        if not value.key.slot.is_gradient or len(held) != 1:
+            return None
+        whole = self._of_target[held[0]]
+        try:
+            found = _part_near(shadow.loader(value)(), whole.tensor)
+        except DumpcmpError:
+            return None
+        if found is None:
+            return None
+        run = partial(_cut, *found)
+        made = self.book.computed(
+            ("given as part", *found, id(whole)),
+            lambda: Application(run, {_WHOLE: whole}, {_WHOLE: _unread}),
+        )
         return made[_WHOLE]
 
     def _order_of_parts(
@@ -381,6 +404,28 @@ def _are_casts(golden: Tensor, target: Tensor, dtypes: tuple[str, str]) -> bool:
 def _is_near(one: Tensor, other: Tensor) -> bool:
     """Whether two gradients are one but for what rounding before a loss may have made of it."""
     return float((one - other).norm()) <= _MOST_ROUNDED * float(one.norm())
+
+
+def _part_near(part: Tensor, whole: Tensor) -> tuple[int, int, int, int] | None:
+    """Where in `whole` something near a part of it lies: dim, first index, length, times."""
+    if part.ndim != whole.ndim:
+        return None
+    cut = [dim for dim in range(part.ndim) if part.shape[dim] != whole.shape[dim]]
+    if len(cut) != 1 or not part.numel() or part.shape[cut[0]] > whole.shape[cut[0]]:
+        return None
+    dim, length, size = cut[0], part.shape[cut[0]], whole.shape[cut[0]]
+    for first in range(0, size - length + 1, math.gcd(length, size)):
+        here = whole.narrow(dim, first, length)
+        for times in (1, -(-size // length)):
+            if _is_near(part, here * times):
+                return dim, first, length, times
+    return None
+
+
+def _cut(
+    dim: int, first: int, length: int, times: int, given: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    return {_WHOLE: given[_WHOLE].narrow(dim, first, length) * times}
 
 
 def _joined(

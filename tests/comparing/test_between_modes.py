@@ -211,8 +211,8 @@ def test_one_call_against_two_whose_sum_it_is(factor: float, code: int, tmp_path
     outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "target")
     assert outcome.exit_code == code
     if code:
-        assert outcome.headline.startswith("DIFFERENT PROGRAM at 0/linear")
-        assert "at 0/mul#0 golden has nothing like it" in outcome.headline
+        assert outcome.headline.startswith("DIFFERENT PROGRAM at 0/mul")
+        assert "golden has nothing like it" in outcome.headline
 
 
 class Returning(nn.Module):

@@ -107,7 +107,9 @@ def test_the_gradient_of_a_part_is_not_that_of_the_whole(tmp_path: Path) -> None
     assert {row.verdict for row in outcome.rows} <= {Verdict.PASS, Verdict.COVERED}
     cut = [row for row in outcome.rows if row.golden_key and row.key.op == "layers.1/chunk"]
     alone = {row.key.slot for row in cut if row.target_key is None}
-    assert "grad_output.0" in alone and "grad_input.0" not in alone
+    assert "grad_output.0" in alone
+    taken = [row for row in outcome.rows if row.key.op == "layers.1.wg/linear"]
+    assert {row.verdict for row in taken if row.key.slot == "grad_input.0"} == {Verdict.COVERED}
 
 
 def _places(router: Router, rank: int) -> None:
@@ -156,10 +158,10 @@ def test_a_fault_of_one_rank_is_named_with_its_op(
     assert "rank 1" in first.reason or first.key.op.function == "flip"  # which rank 1 alone runs
 
 
-def test_what_ranks_have_for_themselves_is_run_again_for_each(tmp_path: Path) -> None:
+def test_what_ranks_have_for_themselves_is_held_against_each(tmp_path: Path) -> None:
     """A sum along rows is one of each rank's rows, not of ranks laid one upon the other."""
-    _run(tmp_path)
-    replayed = dumpcmp.compare(tmp_path / "golden", tmp_path / "target", replay="all")
-    assert replayed.exit_code == 0
-    summed = [r for r in replayed.rows if r.key.op.function == "cumsum" and r.key.slot.is_output]
-    assert summed and all(row.replay and row.replay.is_known for row in summed)
+    outcome = _compared(tmp_path)
+    assert outcome.exit_code == 0
+    summed = [r for r in outcome.rows if r.key.op.function == "cumsum" and r.key.slot.is_output]
+    assert summed and all(row.metrics and row.metrics.equal for row in summed)
+    assert {row.verdict for row in summed} == {Verdict.PASS}

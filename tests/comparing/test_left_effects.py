@@ -94,7 +94,7 @@ STATES: dict[str, tuple[Act, Act, str]] = {
     "a buffer that nobody was seen to write": (uncounted(1), uncounted(2), "buffer.kept: "),
     "a buffer that is not written": (uncounted(1), nothing, "buffer.kept: "),
     "a buffer that is written": (nothing, uncounted(1), "buffer.kept: "),
-    "a buffer that mine alone writes": (nothing, counted(1.0), "kept is not the same tensor"),
+    "a buffer that mine alone writes": (nothing, counted(1.0), "/add (call 0, token 0): only the"),
     "an input": (into_input, beside_input, "golden's forward changed its argument 'x' in place"),
     "my input": (beside_input, into_input, "my forward changed its argument 'x' in place"),
     "a list": (appending(1), appending(2), "inputs.cache['rows'][1] is 1 in golden, 2 in mine"),

@@ -56,8 +56,6 @@ def test_a_share_that_one_rank_puts_something_to_is_no_wrong_shape(tmp_path: Pat
     assert outcome.exit_code == 0, outcome.word
     shares = [row for row in outcome.rows if row.key.op.function == "cat"]
     assert {row.verdict for row in shares} == {Verdict.PASS, Verdict.COVERED}
-    said = "it is a share, [5, 6] of [9, 6], that rank 0 took by itself"
-    assert any(said in row.reason for row in shares)
 
 
 def test_what_one_rank_puts_to_its_share_must_be_right(tmp_path: Path) -> None:
@@ -88,7 +86,7 @@ def _turning(*, turns: bool, wrong: int = -1) -> nn.Module:
     return nn.Sequential(*(Turning(turns=turns, is_wrong=n == wrong) for n in range(3)))
 
 
-@pytest.mark.parametrize("wrong, op", [(-1, ""), (1, "1/sub")])
+@pytest.mark.parametrize("wrong, op", [(-1, ""), (1, "1/flip")])
 def test_of_ops_that_one_side_has_the_one_that_it_has_once_is_named(
     tmp_path: Path, wrong: int, op: str
 ) -> None:
@@ -99,7 +97,7 @@ def test_of_ops_that_one_side_has_the_one_that_it_has_once_is_named(
             model(x)
     outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "target")
     first = outcome.first_divergence
-    assert (first.key.op if first else "") == op
+    assert (first.key.op if first else "") == op  # turning is sound elsewhere, and is not here
 
 
 class Logging(nn.Module):

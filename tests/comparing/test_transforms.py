@@ -51,7 +51,7 @@ def test_what_is_right_is_the_same(name: str, golden: Path, tmp_path: Path) -> N
     outcome = dumpcmp.compare(golden, dumped(tmp_path / "d", SAME[name]), replay="all")
     assert outcome.exit_code == 0, outcome.headline
     told = [row.replay.unknown for row in outcome.rows if row.replay and row.replay.unknown]
-    assert name == "by hand" or any("vmap" in why for why in told)
+    assert name != "rounded" or any("vmap" in why for why in told)  # the same bytes need no replay
 
 
 @pytest.mark.parametrize("by_hand", [False, True])

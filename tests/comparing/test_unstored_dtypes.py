@@ -79,16 +79,15 @@ def test_the_rest_is_compared(name: str, mode: str, tmp_path: Path) -> None:
 def test_a_value_that_is_not_stored_is_suspected_where_nothing_else_explains(
     tmp_path: Path,
 ) -> None:
-    """What is computed from it differs, and nobody knows whether it does itself."""
+    """What is computed from it differs, and nobody knows whether it does itself: nobody saw it."""
     for run in ("golden", "target"):
         model = Net("float8_e5m2fnuz")
         model.scale.view(torch.uint8)[0] += run == "target"  # type: ignore[operator]
         with dumpcmp.capture(model, tmp_path / run), torch.no_grad():
             model(torch.ones(1, 4))
     outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "target")
-    assert outcome.exit_code == 1
-    first = outcome.first_divergence
-    assert first is not None and "float8_e5m2fnuz" in first.reason, outcome.headline
+    assert outcome.conclusion is dumpcmp.Conclusion.UNKNOWN, outcome.headline
+    assert "float8_e5m2fnuz cannot be stored" in outcome.headline
 
 
 class Scaled(nn.Module):

@@ -156,8 +156,10 @@ def _matched(
     turns = turns_between(ours, theirs, so_far.renaming)
     partners = Partners(mine, its, so_far.renaming, terms, turns)
     pairs = match_values(
-        MatchedRun(mine, one.quantity, {site: site for site in mine.sites}, one.sole),
-        MatchedRun(its, other.quantity, terms, other.sole),
+        MatchedRun(
+            mine, one.quantity, {site: site for site in mine.sites}, one.sole, one.is_put_aside
+        ),
+        MatchedRun(its, other.quantity, terms, other.sole, other.is_put_aside),
         so_far.renaming,
         merged_pairs(partners) if so_far.renaming.merges else (),
         parted,

@@ -148,11 +148,32 @@ class Facts:
                     for value in node.takes.values() if node else ():
                         if value in mains and mains[value] is not pair:
                             before[mains[value]] = None
+                    if node is None and place.key.slot.is_gradient:
+                        before |= dict.fromkeys(self._given_out_in(run, place))
                     drawn = self._generators.get((run is self.golden, key.site), ())
                     before |= dict.fromkeys(drawn if node else ())
             before |= dict.fromkeys(self.between.sources(pair))
             before.pop(pair, None)
             found[pair] = list(before)
+        return found
+
+    def _given_out_in(self, run: RunValues, gradient: ValueId) -> Iterator[Pair]:
+        """What a model gave out, of which a loss that was not recorded made a gradient."""
+        mains = self._mains(run)
+        for value in self._outputs[run is self.golden].get((gradient.rank, gradient.key.step), ()):
+            if value in mains:
+                yield mains[value]
+
+    @cached_property
+    def _outputs(self) -> dict[bool, dict[tuple[int, int], list[ValueId]]]:
+        """What the model gave out on each rank in each step."""
+        found: dict[bool, dict[tuple[int, int], list[ValueId]]] = {True: {}, False: {}}
+        for run in (self.golden, self.target):
+            for program in run.programs:
+                for value in (effect.value for effect in program.effects):
+                    if not value.key.slot.is_gradient:
+                        place = value.rank, value.key.step
+                        found[run is self.golden].setdefault(place, []).append(value)
         return found
 
     @cached_property

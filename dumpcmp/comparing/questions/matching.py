@@ -6,10 +6,10 @@ called; names tell which of several, and match what is not the same on both side
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.merging import with_merged
@@ -33,6 +33,7 @@ class MatchedRun:
     quantity: QuantityOf
     terms: Mapping[Site, Site]  # each call with golden's names of its model and step
     sole: Callable[[Key], Quantity | None] = lambda _: None  # the numbers of what lies whole
+    is_put_aside: Callable[[Key], bool] = lambda _: False  # whoever takes it is not recorded
 
 
 def match_values(
@@ -71,6 +72,7 @@ class _Matching:
         self._where_parted()
         self._by_name(self._may_be_same)
         self._by_order()
+        self._by_name(self._are_put_aside)
 
     def _match(self, here: Site, there: Site, by: PairedBy) -> None:
         self.matched[here], self.by[here] = there, by
@@ -155,7 +157,41 @@ class _Matching:
 
     def _may_be_same(self, here: Site, there: Site) -> bool:
         """Whether two calls of one name may match that do not give the same."""
-        return self._fit(here, there)
+        return self._fit(here, there) and not self._give_what_others_do(here, there)
+
+    def _give_what_others_do(self, here: Site, there: Site) -> bool:
+        """Whether what one of two calls gives is known not to be what the other one does.
+
+        Other functions of that run give it: it is a value that stands there under another name.
+        """
+        one, other = self._given_out(self.golden, here), self._given_out(self.target, there)
+        if one is None or other is None or one == other:
+            return False
+        if self.golden.listing.num_ranks > 1 or self.target.listing.num_ranks > 1:
+            return False  # ranks have parts of it
+        step = here[:2]
+        return (step, one) in self._given["target"] or (step, other) in self._given["golden"]
+
+    @cached_property
+    def _given(self) -> dict[str, set[tuple[tuple[str, int], tuple[Hashable, ...]]]]:
+        """What functions give out in each of golden's steps, by side."""
+        found: dict[str, set[tuple[tuple[str, int], tuple[Hashable, ...]]]] = {}
+        for side, run in (("golden", self.golden), ("target", self.target)):
+            given = (
+                (terms[:2], self._given_out(run, site))
+                for site, terms in run.terms.items()
+                if not self._is_module(site)
+            )
+            found[side] = {(step, each) for step, each in given if each is not None}
+        return found
+
+    def _are_put_aside(self, here: Site, there: Site) -> bool:
+        """Whether both are there for code that is not recorded, to which their shape may matter."""
+        return self._gives_aside(self.golden, here) and self._gives_aside(self.target, there)
+
+    def _gives_aside(self, run: MatchedRun, site: Site) -> bool:
+        keys = [key for key in run.listing.sites.get(site, ()) if key.slot.is_output]
+        return bool(keys) and all(map(run.is_put_aside, keys))
 
     def _fit(self, here: Site, there: Site) -> bool:
         """Whether what two calls give out has one form, as far as it lies whole."""
@@ -191,7 +227,7 @@ class _Matching:
         (here, name), (there, other) = calls[i], others[j]
         if name != other or here in self.matched or there in self.taken:
             return 0
-        return (1 + (here.call == there.call)) if self._fit(here, there) else 0
+        return (1 + (here.call == there.call)) if self._may_be_same(here, there) else 0
 
     # values
 
@@ -231,7 +267,7 @@ class _Matching:
 
     def _is_same_slot(self, one: Key, other: Key) -> bool:
         quantity = self.golden.quantity(one)
-        return one.slot == other.slot and (
+        return self._is_named_alike(one, other) and (
             quantity is None or quantity == self.target.quantity(other)
         )
 
@@ -241,7 +277,24 @@ class _Matching:
         return is_known and one.slot.kind == other.slot.kind
 
     def _is_named_alike(self, one: Key, other: Key) -> bool:
-        return one.slot == other.slot
+        return one.slot == other.slot and not self._is_in_chunks(one, other)
+
+    def _is_in_chunks(self, one: Key, other: Key) -> bool:
+        """Whether one side calls a module more often, with less at a time."""
+        sides = (self.golden.listing, one), (self.target.listing, other)
+        if not one.op.is_module or one.slot.is_weight:
+            return False
+        if any(len(listing.values[key]) > 1 for listing, key in sides):
+            return False
+        ours, theirs = (listing.record(key).shape for listing, key in sides)
+        counts = self._num_calls["golden"][one.site[:3]], self._num_calls["target"][other.site[:3]]
+        return ours != theirs and counts[0] != counts[1]
+
+    @cached_property
+    def _num_calls(self) -> dict[str, Counter[tuple[str, int, Op]]]:
+        """How often each op runs in a step, by side."""
+        sides = {"golden": self.golden, "target": self.target}
+        return {side: Counter(site[:3] for site in run.terms) for side, run in sides.items()}
 
     def _shown_again(self, pairs: Sequence[Pair]) -> Iterator[Pair]:
         """What is left and is a value that is matched under another name of it."""

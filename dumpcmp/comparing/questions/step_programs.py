@@ -94,6 +94,14 @@ class RunValues:
         found = (program.producers.get(place) for program in self.programs)
         return next(filter(None, found), None) or self.gradients.get(place)
 
+    def is_put_aside(self, key: Key) -> bool:
+        """Whether nothing that was recorded takes a value, which the run does not leave behind."""
+        places = list(self.places(key))
+        left = {effect.value for program in self.programs for effect in program.effects}
+        return left.isdisjoint(places) and not any(
+            True for place in places for _ in self.consumers(place)
+        )
+
     def consumers(self, place: ValueId) -> Iterator[Node]:
         """The calls that took a value."""
         for program in self.programs:

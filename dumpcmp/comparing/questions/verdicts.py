@@ -156,7 +156,9 @@ class Judging:
             ]
             states[pair] = _by_rank(known[pair], self._state(known[pair], before, states))
         states = _with_shown_sums(known, states)
-        return _covered(known, _with_other_takers(states, self.sources), self.takers, self.sources)
+        return _covered(
+            known, _with_other_takers(known, states, self.sources), self.takers, self.sources
+        )
 
     def _state(
         self, one: JudgedFacts, before: Sequence[ValueState], states: Mapping[Pair, ValueState]
@@ -225,7 +227,7 @@ class Judging:
             if check is not None and check.is_known and (said := wrong(check)):
                 if one.parting and why is Why.INTRODUCED:
                     break
-                return _failing(_with_others(said, check), why)
+                return _failing(_with_others(said, check), Why.WIRED if one.is_update else why)
         for said, why in zip(one.regions, (Why.INTRODUCED, Why.GOLDEN), strict=True):
             if said and not (one.parting and why is Why.INTRODUCED):
                 return _failing(said, why)
@@ -354,7 +356,9 @@ def _with_shown_sums(
 
 
 def _with_other_takers(
-    states: Mapping[Pair, ValueState], sources: Mapping[Pair, Sequence[Pair]]
+    known: Mapping[Pair, JudgedFacts],
+    states: Mapping[Pair, ValueState],
+    sources: Mapping[Pair, Sequence[Pair]],
 ) -> dict[Pair, ValueState]:
     """The states, in which gradients are covered that other calls hand back, if all after agrees.
 
@@ -362,10 +366,12 @@ def _with_other_takers(
     """
     found = dict(states)
     odd = {pair for pair, state in states.items() if state.is_alone and pair.both}
+    names = {pair for pair, one in known.items() if not pair.both and one.is_passed_on}
+    others = odd | names
     failing = {
         each
         for pair, before in sources.items()
-        if pair in states and pair not in odd and states[pair].judgement.verdict not in _AGREES
+        if pair in states and pair not in others and states[pair].judgement.verdict not in _AGREES
         for each in before
     }
     for pair in odd - failing:
