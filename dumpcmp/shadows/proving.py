@@ -16,7 +16,7 @@ from dumpcmp.shadows.anchors import Anchors, Refusal
 from dumpcmp.shadows.fingerprints import numbers_rounded_to
 from dumpcmp.shadows.frontier import frontier, is_together, unknown_leaves
 from dumpcmp.shadows.gradient_sums import with_gradients
-from dumpcmp.shadows.grafts import Guilt, guilty
+from dumpcmp.shadows.guilt import Guilt, guilty
 from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels, load_value
 from dumpcmp.shadows.known_values import KnownValues
 from dumpcmp.shadows.outside import (

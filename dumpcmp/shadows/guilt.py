@@ -54,7 +54,7 @@ def guilty(
 
 
 @dataclass(frozen=True)
-class _Place:
+class _GuiltyPlace:
     """What one call gives, on each of the ranks of the target that make it otherwise."""
 
     nodes: Sequence[Node]
@@ -101,7 +101,7 @@ class _Grafts:
                 yield Guilt(lacking, is_golden=True), {id(self.golden.quantity(value)): other}
 
     def _at(
-        self, place: _Place, made: Sequence[tuple[Node, Quantity]]
+        self, place: _GuiltyPlace, made: Sequence[tuple[Node, Quantity]]
     ) -> Iterator[tuple[Guilt, Moved]]:
         node = place.nodes[0]
         for slot, taken in place.inputs():
@@ -120,13 +120,13 @@ class _Grafts:
         for _, other in made:
             yield from self._instead(place, other)
 
-    def _instead(self, place: _Place, other: Quantity) -> Iterator[tuple[Guilt, Moved]]:
+    def _instead(self, place: _GuiltyPlace, other: Quantity) -> Iterator[tuple[Guilt, Moved]]:
         """`other`, as the ranks may hold it, in the place of what they have."""
         for parts in _laid_out(other, place.quantities):
             ids = [id(each) for each in place.quantities]
             yield Guilt(place.nodes[0]), dict(zip(ids, parts, strict=True))
 
-    def _places(self, nodes: Iterable[Node]) -> Iterator[_Place]:
+    def _places(self, nodes: Iterable[Node]) -> Iterator[_GuiltyPlace]:
         found: dict[tuple[Op, int, str], list[tuple[Node, Quantity]]] = {}
         for node in nodes:
             for slot, value in node.gives.items():
@@ -134,9 +134,9 @@ class _Grafts:
                 quantity = self.target.quantity(value)
                 found.setdefault((node.call.op, node.call.call, name), []).append((node, quantity))
         for (_, _, slot), some in found.items():
-            yield _Place([node for node, _ in some], slot, [quantity for _, quantity in some])
+            yield _GuiltyPlace([node for node, _ in some], slot, [quantity for _, quantity in some])
 
-    def _untelling_before(self, place: _Place) -> Iterator[tuple[Guilt, Moved]]:
+    def _untelling_before(self, place: _GuiltyPlace) -> Iterator[tuple[Guilt, Moved]]:
         """Positions, masks and counts that a call takes, which golden has anyhow, the last first.
 
         They tell nothing by themselves: those that golden has at this place may be others.
@@ -165,14 +165,14 @@ class _Grafts:
         except DumpcmpError:
             return True
 
-    def _named_alike(self, place: _Place) -> Quantity | None:
+    def _named_alike(self, place: _GuiltyPlace) -> Quantity | None:
         """What golden has under the name of a place."""
         program, call = self.golden.program, place.nodes[0].call
         key = Key(program.model, program.step, call.op, call.call, place.slot)
         value = program.places.get(ValueId(0, key))
         return None if value is None else self.golden.quantities.get(value)
 
-    def _taken_otherwise(self, place: _Place) -> Iterator[tuple[Guilt, Moved]]:
+    def _taken_otherwise(self, place: _GuiltyPlace) -> Iterator[tuple[Guilt, Moved]]:
         """A call that both make, which takes what golden computed first and the target did not."""
         node, golden = place.nodes[0], self.golden
         for other in golden.program.nodes:
