@@ -53,6 +53,47 @@ def guilty(
     return None
 
 
+def lacking_before(
+    target: Shadow, node: Node, known: KnownValues, ours: Collection[Node]
+) -> Node | None:
+    """Golden's call that is left out before `node`: with its value there, `node` gives golden's.
+
+    It tells of this place alone, where other faults keep effects from being golden's.
+    """
+    grafts = _Grafts(target, known, ours)
+    for place in grafts._places([node]):
+        wanted = grafts._named_alike(place)
+        if wanted is None:
+            continue
+        for found, moved in islice(grafts.all([node]), MOST_GRAFTS):
+            if found.is_golden and _mends(moved, [(wanted, place.quantities[0])]):
+                return found.node
+    return None
+
+
+def calls_in_place(node: Node, golden: Shadow, target: Shadow) -> list[Node]:
+    """Golden's call in whose place `node` is: of its module, and it takes the same.
+
+    None where there are several, or where the target has that function there as well.
+    """
+    taken = _taken(target, node)
+    theirs = {each.call.op.function for each in _beside(target, node, taken)}
+    ours = [each for each in _beside(golden, node, taken) if each.call.op.function not in theirs]
+    return ours if len(ours) == 1 else []
+
+
+def _beside(shadow: Shadow, node: Node, taken: Collection[Quantity]) -> Iterator[Node]:
+    """The calls of the module of `node` that take these quantities."""
+    for each in shadow.program.nodes if taken else ():
+        is_near = each.call.op.scope == node.call.op.scope and each.own is None
+        if is_near and _taken(shadow, each) == taken:
+            yield each
+
+
+def _taken(shadow: Shadow, node: Node) -> list[Quantity]:
+    return [shadow.quantity(value) for value in node.takes.values()]
+
+
 @dataclass(frozen=True)
 class _GuiltyPlace:
     """What one call gives, on each of the ranks of the target that make it otherwise."""
