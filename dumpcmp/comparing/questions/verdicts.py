@@ -295,7 +295,13 @@ class Judging:
         if all(each.is_near or each.is_alone for each in before) and not is_flipped:
             if lone:
                 return ValueState(judgement, Taint.FAULT, lone[0].root, is_flipped, False)
-            supposed = replace(judgement, why=Why.INTRODUCED, origin=Origin.INTRODUCED)
+            is_asked = is_right and one.call  # both did what they were asked for, which differs
+            supposed = replace(
+                judgement,
+                reason=one.call if is_asked else judgement.reason,
+                why=Why.CALL if is_asked else Why.INTRODUCED,
+                origin=Origin.INTRODUCED,
+            )
             return ValueState(supposed, Taint.FAULT, one.pair, is_flipped, False)
         said = f"{judgement.reason}; {_why_open(one)}"
         doubt = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
