@@ -108,6 +108,7 @@ class ValueState:
     is_flipped: bool = False
     is_near: bool = True  # as near to golden's as rounding explains
     is_alone: bool = False  # one side alone has it, and nothing before it is wrong
+    is_hidden: bool = False  # a kernel computes it and does not store it
 
     @property
     def is_fault(self) -> bool:
@@ -115,6 +116,7 @@ class ValueState:
         return self.taint is Taint.FAULT and self.judgement.why in _OWN
 
 
+_HALF_OF_DIGITS = 0.5  # a power of eps: no chain of sound ops loses more
 _SETTLED = (
     "the sides differ, but both programs give the same in float64, and every call that it "
     "depends on is right"
@@ -195,7 +197,9 @@ class Judging:
             if is_alone and root is None:
                 root, judgement = pair, replace(judgement, why=Why.CALL)
             is_alone = is_alone and taint is not Taint.FAULT
-            return ValueState(judgement, taint, root, is_flipped, False, is_alone)
+            is_hidden = one.absence is Absence.FUSED
+            is_near = is_hidden and all(each.is_near for each in before)
+            return ValueState(judgement, taint, root, is_flipped, is_near, is_alone, is_hidden)
         if (flip := self._flip(one)) is not None:
             return ValueState(flip, taint, root, True, False)
         judgement = _of_ranks(one, self._by_trouble(one) or self._by_numbers(one))
@@ -292,7 +296,8 @@ class Judging:
         if one.is_by_rank and is_right and one.pair.key.slot.is_gradient:
             return ValueState(judgement, taint, one.pair, is_flipped, False, is_alone=True)
         lone = [each for each in before if each.is_alone]
-        if all(each.is_near or each.is_alone for each in before) and not is_flipped:
+        is_clear = not is_flipped and _exceeds_hidden(one, before)
+        if all(each.is_near or each.is_alone for each in before) and is_clear:
             if lone:
                 return ValueState(judgement, Taint.FAULT, lone[0].root, is_flipped, False)
             is_asked = is_right and one.call  # both did what they were asked for, which differs
@@ -322,6 +327,16 @@ class Judging:
         said = f"{judgement.reason}; every op on the way is right: {how}"
         absolved = replace(judgement, verdict=Verdict.PASS, reason=said, why=why)
         return ValueState(absolved, taint, None, is_flipped, False)
+
+
+def _exceeds_hidden(one: JudgedFacts, before: Iterable[ValueState]) -> bool:
+    """Whether ops that a kernel hides cannot have rounded so much, however many they are."""
+    if not any(each.is_hidden for each in before):
+        return True
+    metrics, check = one.measured.metrics, one.golden_check
+    condition = check.condition if check is not None and check.is_known else 1.0
+    most = max(condition, 1.0) * one.conditions.eps**_HALF_OF_DIGITS
+    return metrics is not None and not metrics.rel_l2 <= most
 
 
 def _of_ranks(one: JudgedFacts, judgement: Judgement) -> Judgement:
