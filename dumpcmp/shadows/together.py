@@ -21,8 +21,8 @@ from dumpcmp.nouns.spoken import counted
 from dumpcmp.nouns.value import DTYPES
 from dumpcmp.replay.rating import Rerun
 from dumpcmp.shadows.copied_values import with_copies
-from dumpcmp.shadows.local_shapes import with_local_shapes
 from dumpcmp.shadows.joint_backward import gradients_of_several_steps
+from dumpcmp.shadows.local_shapes import with_local_shapes
 from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId, read_ranks
 from dumpcmp.shadows.quantities import tensor_of
 from dumpcmp.shadows.rewritten_memory import with_writes
