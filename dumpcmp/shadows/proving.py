@@ -12,7 +12,7 @@ from typing import NamedTuple
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge.tolerances import QUANTISED
 from dumpcmp.nouns.key import ROOT, Op, Slot
-from dumpcmp.shadows.anchors import Anchors, Refusal
+from dumpcmp.shadows.anchors import Anchors, Refusal, stands_for_weight
 from dumpcmp.shadows.fingerprints import numbers_rounded_to
 from dumpcmp.shadows.frontier import frontier, is_together, unknown_leaves
 from dumpcmp.shadows.gradient_sums import with_gradients
@@ -409,7 +409,11 @@ class StepProof:
         for its, mine in differing:
             behind = _used(target.program, [mine.effect.value])
             refused = (r for r in anchors.refused if r.target in behind)
-            first = next((r for r in refused if not known.has(target.quantity(r.target))), None)
+            others = (  # golden computes with such a weight of the target's, so that it has it
+                r for r in refused
+                if stands_for_weight(golden.program, r.golden) or not known.has(target.quantity(r.target))
+            )  # fmt: skip
+            first = next(others, None)
             if first is not None:
                 found[first] = None
                 continue

@@ -167,6 +167,11 @@ def _same_name(one: ShownEffect, other: ShownEffect) -> bool:
     return bool(one.effect.name) and one.effect.name == other.effect.name
 
 
+def _is_namesake(one: ShownEffect, other: ShownEffect) -> bool:
+    """Whether both have one name, or are gradients of one weight, which a wrapper names anew."""
+    return _same_name(one, other) or _same_leaf(one, other)
+
+
 def _shown(shadow: Shadow, effect: StepEffect) -> ShownEffect:
     leaf = None if effect.leaf is None else shadow.quantity(effect.leaf)
     return ShownEffect(effect, shadow.quantity(effect.value), leaf)
@@ -219,7 +224,9 @@ class _OverRanks:
         shown = [part for part in self.parts if self._is_of_whole(part)]
         settled: set[str] = set()
         for whole in self.wholes:
-            others = [part for part in self.parts if part not in shown and _same_name(whole, part)]
+            others = [
+                part for part in self.parts if part not in shown and _is_namesake(whole, part)
+            ]
             pair = self._pair(whole, self._namesake(whole, others or self.parts))
             self.found.pairs.append(pair)
             is_covered = self._is_covered(whole, shown)
@@ -229,7 +236,7 @@ class _OverRanks:
                 settled.add(whole.effect.name)
             elif is_covered:
                 continue
-            elif all(part in shown for part in self.parts if _same_name(whole, part)):
+            elif all(part in shown for part in named):
                 self.found.uncovered.append((self.side, whole.effect))
             elif pair[self.side == "golden"] not in shown:
                 self.found.differing.append(pair)
@@ -240,11 +247,11 @@ class _OverRanks:
         return self.found
 
     def _why_terms(self, whole: ShownEffect) -> str:
-        named = [each for each in self.parts if _same_name(whole, each)]
+        named = [each for each in self.parts if _is_namesake(whole, each)]
         return _TERMS.format(whole.effect.name) if _are_terms(named, whole) else ""
 
     def _why_reordered(self, whole: ShownEffect, shown: Sequence[ShownEffect]) -> str:
-        named = sorted((e for e in shown if _same_name(whole, e)), key=lambda each: each.place)
+        named = sorted((e for e in shown if _is_namesake(whole, e)), key=lambda each: each.place)
         places = [place for each in named if (place := _first_place(each, whole))]
         is_ordered = all(a[0] != b[0] or a[1] <= b[1] for a, b in pairwise(places))
         return "" if is_ordered else _REORDERED.format(whole.effect.name)
@@ -253,12 +260,12 @@ class _OverRanks:
         return (whole, part) if self.side == "golden" else (part, whole)
 
     def _namesake(self, one: ShownEffect, others: Sequence[ShownEffect]) -> ShownEffect:
-        named = [each for each in others if _same_name(one, each)]
+        named = [each for each in others if _is_namesake(one, each)]
         own = [each for each in named if each.rank == one.rank]
         return next(iter([*own, *named, *others]))
 
     def _is_of_whole(self, part: ShownEffect) -> bool:
-        named = [each for each in self.wholes if _same_name(each, part)]
+        named = [each for each in self.wholes if _is_namesake(each, part)]
         if any(each.is_nothing for each in named):
             return part.is_nothing
         try:
@@ -272,8 +279,8 @@ class _OverRanks:
 
     def _is_covered(self, its: ShownEffect, shown: Sequence[ShownEffect]) -> bool:
         if its.is_nothing:
-            return all(mine.is_nothing for mine in self.parts if _same_name(its, mine))
-        for mine in sorted(shown, key=lambda each: not _same_name(its, each)):
+            return all(mine.is_nothing for mine in self.parts if _is_namesake(its, mine))
+        for mine in sorted(shown, key=lambda each: not _is_namesake(its, each)):
             if its.is_same(mine):
                 return True
         try:
@@ -285,7 +292,7 @@ class _OverRanks:
 
     def _is_mean(self, its: ShownEffect) -> bool:
         """Whether it is one number, and the mean of what all ranks return by its name."""
-        named = [each for each in self.parts if _same_name(its, each)]
+        named = [each for each in self.parts if _is_namesake(its, each)]
         try:
             if its.quantity.tensor.numel() != 1 or len(named) < 2:
                 return False
