@@ -12,7 +12,7 @@ from typing import NamedTuple
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge.tolerances import QUANTISED
 from dumpcmp.nouns.key import ROOT, Op, Slot
-from dumpcmp.shadows.anchors import Anchors, Refusal, stands_for_weight
+from dumpcmp.shadows.anchors import Anchors, Refusal, is_of_weight
 from dumpcmp.shadows.fingerprints import numbers_rounded_to
 from dumpcmp.shadows.frontier import frontier, is_together, unknown_leaves
 from dumpcmp.shadows.gradient_sums import with_gradients
@@ -411,7 +411,8 @@ class StepProof:
             refused = (r for r in anchors.refused if r.target in behind)
             others = (  # golden computes with such a weight of the target's, so that it has it
                 r for r in refused
-                if stands_for_weight(golden.program, r.golden) or not known.has(target.quantity(r.target))
+                if is_of_weight(golden.program, r.golden)
+                or not known.has(target.quantity(r.target))
             )  # fmt: skip
             first = next(others, None)
             if first is not None:

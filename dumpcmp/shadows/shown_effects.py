@@ -224,9 +224,8 @@ class _OverRanks:
         shown = [part for part in self.parts if self._is_of_whole(part)]
         settled: set[str] = set()
         for whole in self.wholes:
-            others = [
-                part for part in self.parts if part not in shown and _is_namesake(whole, part)
-            ]
+            named = [part for part in self.parts if _is_namesake(whole, part)]
+            others = [part for part in named if part not in shown]
             pair = self._pair(whole, self._namesake(whole, others or self.parts))
             self.found.pairs.append(pair)
             is_covered = self._is_covered(whole, shown)
