@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial as partly
 from pathlib import Path
@@ -23,7 +24,7 @@ from dumpcmp.comparing.shortcuts import said_of
 from dumpcmp.comparing.showing import Showing
 from dumpcmp.comparing.side import OpenRun, ask_anew, open_run
 from dumpcmp.comparing.span_comparison import SpanComparison
-from dumpcmp.comparing.spans import span_of, spans
+from dumpcmp.comparing.spans import Span, span_of, spans
 from dumpcmp.comparing.stepping import counted_steps
 from dumpcmp.comparing.uncompared import alone, not_compared
 from dumpcmp.engines.engine import Workers, is_elsewhere, whole_path, workers_of
@@ -113,11 +114,11 @@ def compare(
     with plain_arithmetic(device), made as workers:
         for span in spans(ours, theirs, finer, comparing.sorts_out(ours, theirs, finer)):
             if not isinstance(span, SameStep):
-                comparing.compare(span, workers, progress)
+                _compare_span(comparing, span, workers, progress)
             elif comparing.history.agrees_on(span.weights):
                 comparing.take(span, progress)
             else:
-                comparing.compare(span_of(span), workers, progress)
+                _compare_span(comparing, span_of(span), workers, progress)
     rows, noted = comparing.gathered.rows, comparing.noted
     remarks = [
         *noted.samples(),
@@ -144,6 +145,15 @@ def compare(
     background = comparing.showing.background(ours.archive, theirs.archive)
     outcome = comparing.gathered.outcome(remarks, missing)
     return replace(outcome, background=background, num_sampled=noted.num_sampled)
+
+
+def _compare_span(
+    comparing: SpanComparison, span: Span, workers: Executor, progress: Tell | None
+) -> None:
+    """Compare one span in the light of those before; torch runs its calls, which takes time."""
+    from dumpcmp.comparing.questions.asking_all import compare_span
+
+    compare_span(comparing, span, workers, progress)
 
 
 def _chosen(checker: Checker | str | None, finer: OpenRun | None) -> Checker:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from dumpcmp.comparing.same_steps import SameStep
 from dumpcmp.comparing.shortcuts import allowed
 from dumpcmp.comparing.showing import Showing
 from dumpcmp.comparing.side import OpenRun
-from dumpcmp.comparing.spans import Collected, Span
+from dumpcmp.comparing.spans import Collected
 from dumpcmp.comparing.staleness import WeightHistory
 from dumpcmp.comparing.trained import Courses
 from dumpcmp.judge import Checker
@@ -75,9 +74,3 @@ class SpanComparison:
         if tell := step.telling(progress, self.nbytes):
             tell(step.nbytes, step.nbytes)
         self.nbytes += step.nbytes
-
-    def compare(self, span: Span, workers: Executor, progress: Tell | None) -> None:
-        """Compare one span in the light of those before; torch runs its calls, which takes time."""
-        from dumpcmp.comparing.questions.asking_all import compare_span
-
-        compare_span(self, span, workers, progress)

@@ -42,6 +42,7 @@ def unfit_for_rows(call: Call, sampled: _Shapes, whole: _Shapes) -> str:
         fits = bool(taken) and all(len(shape) < 2 for shape in whole.values())
     else:
         fits = taken == {_BY_ROW[name]} and all(len(shape) < 3 for shape in whole.values())
+        fits = fits and all(len(shape) > 1 for shape in sampled.values())
         fits = fits and _spares_rows(name, argument_tree(call))
     return "" if fits else f"only some rows are kept, and {name} was not given them row by row"
 

@@ -63,7 +63,7 @@ class Anchors:
         """Let weights that the target has as codes be what it makes of them: its start."""
         refused = ((each.golden, each.target) for each in self.refused)
         for ours, theirs in (*self.known, *refused):
-            if _is_weight(self.golden, ours) and id(shadow.quantities.get(ours)) not in self._own:
+            if is_of_weight(self.golden, ours) and id(shadow.quantities.get(ours)) not in self._own:
                 shadow.quantities[ours] = self.target.quantity(theirs)
 
     # what a call takes
@@ -94,7 +94,7 @@ class Anchors:
             for slot, value in node.takes.items() if other is not None else ():
                 theirs = other.takes.get(slot) if other is not None else None
                 quantity = shadow.quantities.get(value)
-                if theirs is None or quantity is None or not _is_weight(self.golden, value):
+                if theirs is None or quantity is None or not is_of_weight(self.golden, value):
                     continue
                 if other is None or not self._may_be_rounded(shadow, value, theirs, quantity):
                     continue
@@ -153,7 +153,7 @@ class Anchors:
 
     def _is_known(self, value: ValueId, quantity: Quantity) -> bool:
         """Whether the target has it, or it is a weight, of which the target may have codes."""
-        return id(quantity) in self._own or _is_weight(self.golden, value)
+        return id(quantity) in self._own or is_of_weight(self.golden, value)
 
     def _refuse(self, ours: ValueId, theirs: ValueId, place: Key, quantity: Quantity) -> None:
         try:
@@ -252,7 +252,7 @@ class Anchors:
         if theirs is not None and (value, theirs) in self.known:
             return Factor.ANCHORED
         is_seen = theirs is not None and not self._is_coded(value, theirs)
-        return Factor.SEEN if is_seen or not _is_weight(self.golden, value) else Factor.UNSEEN
+        return Factor.SEEN if is_seen or not is_of_weight(self.golden, value) else Factor.UNSEEN
 
     def _is_coded(self, ours: ValueId, theirs: ValueId) -> bool:
         return are_codes(self.golden.records[ours].dtype, self.target.record(theirs).dtype)
@@ -271,7 +271,7 @@ def _as_recorded(quantity: Quantity, shadow: Shadow, value: ValueId) -> Tensor:
     return quantity.tensor.to(dtype)
 
 
-def _is_weight(program: Program, value: ValueId) -> bool:
+def is_of_weight(program: Program, value: ValueId) -> bool:
     """Whether a value is a weight, or one that is laid out otherwise."""
     while (node := program.producers.get(value)) is not None:
         first = node.takes.get("input.0")

@@ -14,7 +14,7 @@ from dumpcmp.shadows.fingerprints import weights_of
 from dumpcmp.shadows.program import ValueId
 
 
-class WeightPart(NamedTuple):
+class AssembledPart(NamedTuple):
     """What one rank has of a weight."""
 
     value: ValueId
@@ -22,15 +22,17 @@ class WeightPart(NamedTuple):
     first: int  # index along the dim that is cut
 
 
-class Assembled(NamedTuple):
+class AssembledWeight(NamedTuple):
     """A weight put together, and what other ranks have of it once more."""
 
     dim: int
-    parts: Sequence[WeightPart]
-    replicas: Sequence[WeightPart] = ()
+    parts: Sequence[AssembledPart]
+    replicas: Sequence[AssembledPart] = ()
 
 
-def assembled(shape: tuple[int, ...], held: Sequence[tuple[ValueId, Record]]) -> Assembled | None:
+def assembled(
+    shape: tuple[int, ...], held: Sequence[tuple[ValueId, Record]]
+) -> AssembledWeight | None:
     """The parts of a weight of this shape, by their layouts or else in the order of ranks."""
     if len(held) < 2 or any(record.kept is not Kept.FULL for _, record in held):
         return None
@@ -74,12 +76,16 @@ def _cut_dim(whole: tuple[int, ...], part: tuple[int, ...]) -> int | None:
     return unequal[0] if len(unequal) == 1 else None
 
 
-def _by_layout(size: int, dim: int, held: Sequence[tuple[ValueId, Record]]) -> Assembled | None:
+def _by_layout(
+    size: int, dim: int, held: Sequence[tuple[ValueId, Record]]
+) -> AssembledWeight | None:
     places = [_first_index(size, dim, record) for _, record in held]
     known = [at for at in places if at is not None]
     if len(known) < len(held):
         return None
-    return _complete(size, dim, [WeightPart(*one, at) for one, at in zip(held, known, strict=True)])
+    return _complete(
+        size, dim, [AssembledPart(*one, at) for one, at in zip(held, known, strict=True)]
+    )
 
 
 def _first_index(size: int, dim: int, record: Record) -> int | None:
@@ -92,18 +98,18 @@ def _first_index(size: int, dim: int, record: Record) -> int | None:
     return None if at is None or not at.size else min(size, at.index * -(-size // at.size))
 
 
-def _by_rank(size: int, dim: int, held: Sequence[tuple[ValueId, Record]]) -> Assembled | None:
+def _by_rank(size: int, dim: int, held: Sequence[tuple[ValueId, Record]]) -> AssembledWeight | None:
     """One part after the other, or again from the beginning where that has made up the whole."""
-    parts, first = list[WeightPart](), 0
+    parts, first = list[AssembledPart](), 0
     for value, record in held:
-        parts.append(WeightPart(value, record, first))
+        parts.append(AssembledPart(value, record, first))
         first = (first + record.shape[dim]) % size
     return _complete(size, dim, parts)
 
 
-def _complete(size: int, dim: int, parts: Sequence[WeightPart]) -> Assembled | None:
+def _complete(size: int, dim: int, parts: Sequence[AssembledPart]) -> AssembledWeight | None:
     """The parts one after the other, if they are the whole; any more are replicas."""
-    ordered, others, end = list[WeightPart](), list[WeightPart](), 0
+    ordered, others, end = list[AssembledPart](), list[AssembledPart](), 0
     for part in sorted(parts, key=lambda one: one.first):
         if part.first == end:
             ordered.append(part)
@@ -112,4 +118,4 @@ def _complete(size: int, dim: int, parts: Sequence[WeightPart]) -> Assembled | N
             others.append(part)
     if end != size or any(part.first not in {one.first for one in ordered} for part in others):
         return None
-    return Assembled(dim, ordered, others)
+    return AssembledWeight(dim, ordered, others)

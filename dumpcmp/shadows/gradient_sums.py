@@ -144,9 +144,15 @@ def with_gradients(program: Program, load: LoadRecorded | None = None) -> Progra
 def gradient_nodes(program: Program) -> list[Node]:
     """How each gradient follows from others on its own rank, as far as its calls tell.
 
-    What ranks add up besides is not in it.
+    What ranks add up besides is not in it, and what other steps may have added to is open.
     """
-    return [node for _, node in _gradient_nodes(program)]
+    return [_opened(node, program) for _, node in _gradient_nodes(program)]
+
+
+def _opened(node: Node, program: Program) -> Node:
+    if node.own is None or program.joint.isdisjoint(node.gives.values()):
+        return node
+    return replace(node, own=OpenGradient(node.own.slot, _JOINT))
 
 
 def _in_place(program: Program, made: Mapping[ValueId, Node]) -> Iterator[Node]:
@@ -183,6 +189,7 @@ class OpenGradient:
         return Replay(unknown=self.reason)
 
 
+_JOINT = "calls of the model in another step may have added to this gradient"
 _UNMADE = "no call is known to have handed this gradient back"
 
 
@@ -193,14 +200,14 @@ class _Knowing:
     program: Program
     load: LoadRecorded
     _returned: set[ValueId] = field(init=False)
-    _written: set[ValueId] = field(init=False)
-    _leaking: set[ValueId] = field(init=False)
+    _open: set[ValueId] = field(init=False)
 
     def __post_init__(self) -> None:
         effects = {effect.value for effect in self.program.effects}
         self._returned = set(self._gradients_of(effects))
-        self._written = set(self._gradients_of(written_values(self.program)))
-        self._leaking = set(self._gradients_of(set(self._given_to_functions())))
+        written = set(self._gradients_of(written_values(self.program)))
+        leaking = set(self._gradients_of(set(self._given_to_functions())))
+        self._open = self._returned | written | leaking | self.program.joint
 
     def _given_to_functions(self) -> Iterator[ValueId]:
         """What functions with a backward pass of their own took, which nobody recorded as one call.
@@ -246,7 +253,7 @@ class _Knowing:
         found, left = list[tuple[int, Node]](), dict[ValueId, str]()
         for place, node in nodes:
             (gradient,) = node.gives.values()
-            is_open = gradient in self._returned | self._written | self._leaking
+            is_open = gradient in self._open
             if not is_open or self._is_right(node, gradient):
                 found.append((place, node))
             elif gradient not in self._returned and gradient not in self.program.producers:

@@ -96,6 +96,7 @@ class Program:
     places: Mapping[ValueId, ValueId] = field(default_factory=dict)  # each slot, and its value
     unlinked: str = ""  # why it is not known what its calls took, if it is not
     num_parts: int = 1  # microbatches
+    joint: frozenset[ValueId] = frozenset()  # gradients of weights that other steps add to
     producers: Mapping[ValueId, Node] = field(init=False)
     consumers: Mapping[ValueId, Sequence[Node]] = field(init=False)
 

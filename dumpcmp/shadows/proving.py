@@ -12,11 +12,11 @@ from typing import NamedTuple
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge.tolerances import QUANTISED
 from dumpcmp.nouns.key import ROOT, Op, Slot
-from dumpcmp.shadows.anchors import Anchors, Refusal
+from dumpcmp.shadows.anchors import Anchors, Refusal, is_of_weight
 from dumpcmp.shadows.fingerprints import numbers_rounded_to
 from dumpcmp.shadows.frontier import frontier, is_together, unknown_leaves
 from dumpcmp.shadows.gradient_sums import with_gradients
-from dumpcmp.shadows.grafts import Guilt, guilty
+from dumpcmp.shadows.guilt import Guilt, calls_in_place, guilty, lacking_before
 from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels, load_value
 from dumpcmp.shadows.known_values import KnownValues
 from dumpcmp.shadows.outside import (
@@ -423,7 +423,12 @@ class StepProof:
         for its, mine in differing:
             behind = _used(target.program, [mine.effect.value])
             refused = (r for r in anchors.refused if r.target in behind)
-            first = next((r for r in refused if not known.has(target.quantity(r.target))), None)
+            others = (  # golden computes with such a weight of the target's, so that it has it
+                r for r in refused
+                if is_of_weight(golden.program, r.golden)
+                or not known.has(target.quantity(r.target))
+            )  # fmt: skip
+            first = next(others, None)
             if first is not None:
                 found[first] = None
                 continue
@@ -475,7 +480,7 @@ class StepProof:
                 return
             found = guilty(target, known[0], ours, theirs, effects)
             if found is not None:
-                self._add_guilt(found, ours)
+                self._add_guilt(found, ours, golden, target)
                 return
         told = ", ".join(f"{node}" for node in ours[:3])
         for node in theirs:
@@ -487,9 +492,12 @@ class StepProof:
                 answer = ProofAnswer.DIFFERENT_START if is_known else ProofAnswer.UNKNOWN
                 self._suppose("target", place, "golden has no such numbers", answer)
                 return
+            if (lacking := lacking_before(target, node, known[0], ours)) is not None:
+                self._suppose("golden", _ProofPlace.of_node(lacking), "mine lacks it")
+                return
             reason = f"golden never has what it gives; golden has {told or 'nothing'} instead"
             self._suppose("target", _ProofPlace.of_node(node), reason)
-            self._stands_for(_alike(node, ours))
+            self._stands_for(_alike(node, ours) or calls_in_place(node, golden, target))
         if not theirs:
             for node in ours:
                 self._suppose("golden", _ProofPlace.of_node(node), "mine never has what it gives")
@@ -506,18 +514,21 @@ class StepProof:
             found = {"golden": _slots_known(golden, mine), "target": _slots_known(target, its)}
             self.proof.common = found
 
-    def _add_guilt(self, found: Guilt, ours: Sequence[Node]) -> None:
+    def _add_guilt(
+        self, found: Guilt, ours: Sequence[Node], golden: Shadow, target: Shadow
+    ) -> None:
         node = found.node
         side = "golden" if found.is_golden else "target"
-        alike = _alike(node, ours)
+        in_place = [] if found.is_golden else calls_in_place(node, golden, target)
+        alike = in_place if found.is_extra else _alike(node, ours) or in_place
         instead = next((str(each) for each in (*alike, *ours) if each is not node), "nothing")
         reason = (
             "mine lacks it" if found.is_golden
-            else "golden has nothing like it" if found.is_extra
+            else "golden has nothing like it" if found.is_extra and not alike
             else f"golden computes something else at {instead}"
         )  # fmt: skip
         self._add(ProofAnswer.DIFFERENT_PROGRAM, side, _ProofPlace.of_node(node), reason)
-        if not (found.is_golden or found.is_extra):
+        if not found.is_golden:
             self._stands_for(alike)
 
     def _stands_for(self, alike: Sequence[Node]) -> None:

@@ -51,7 +51,7 @@ _INSIDE = "> "  # between a slot, and an input of what stands in it
 _UNKNOWN = "what the ranks made of this gradient together is not on record"
 
 
-class Reduction(StrEnum):
+class RankReduction(StrEnum):
     """What ranks make of what each of them has of a gradient."""
 
     OWN = "own"  # nothing: each keeps what its calls hand back
@@ -73,7 +73,7 @@ class ReducedGradient:
     """A gradient that ranks have reduced. Inputs are named by the rank: ``1: 0 input.0``."""
 
     sums: tuple[tuple[int, OwnOperation], ...]  # what the calls of each rank hand back
-    how: Reduction
+    how: RankReduction
     part: GradientPart | None = None
     share: int = 1  # what they divide by besides: the number of microbatches
 
@@ -132,10 +132,10 @@ class ReducedGradient:
         return _named_after(f"{rank}: ", given)
 
     def _reduced(self, found: Sequence[Tensor]) -> Tensor:
-        if self.how is Reduction.JOINED and self.part is not None:
+        if self.how is RankReduction.JOINED and self.part is not None:
             return torch.cat(list(found), self.part.dim)
         whole = torch.stack(list(found)).sum(0) / self.share
-        if self.how is Reduction.MEAN:
+        if self.how is RankReduction.MEAN:
             whole = whole / len(found)
         return whole if self.part is None else whole.narrow(*self.part)
 
@@ -291,7 +291,7 @@ class _Handing:
             is_open = node.own is None and value is not None and self._has_gradients_before(node)
             if not is_open or value in self._gradients or value is None:
                 continue
-            for how in (Reduction.OWN, Reduction.SUM):
+            for how in (RankReduction.OWN, RankReduction.SUM):
                 made = self._handed(node, value, how)
                 if made is None:
                     break
@@ -314,11 +314,11 @@ class _Handing:
     def _gradients(self) -> dict[ValueId, ValueId]:
         return gradients_of_values(self.program)
 
-    def _handed(self, node: Node, value: ValueId, how: Reduction) -> Node | None:
+    def _handed(self, node: Node, value: ValueId, how: RankReduction) -> Node | None:
         """The gradient of a value by all that was made of it, on its own rank or on all."""
         gradient = ValueId(node.rank, node.call.site.key("grad_output.0"))
         self._regions.gradients = {**self._gradients, value: gradient}
-        is_own = how is Reduction.OWN
+        is_own = how is RankReduction.OWN
         known = set(self._gradients.values())
         made = self._regions.node(value, known, "grad_output.0", on_own_rank=is_own)
         return None if made is None else made[1]
@@ -477,7 +477,7 @@ class _Relating:
         shares = dict.fromkeys((1, self.program.num_parts))
         for share in shares:
             if share > 1:
-                yield _reduced(gradient, [local], Reduction.OWN, None, share)
+                yield _reduced(gradient, [local], RankReduction.OWN, None, share)
             for group in self._groups(gradient.rank):
                 some = self._of_ranks(gradient, local, group)
                 for size in (1, *self._sizes_inside(group)):
@@ -631,14 +631,14 @@ class _Relating:
         """What ranks may have made of what calls hand back on each of them."""
         shape, whole = self.program.records[gradient].shape, self._shape_of(local)
         if shape == whole:
-            for how in (Reduction.MEAN, Reduction.SUM):
+            for how in (RankReduction.MEAN, RankReduction.SUM):
                 yield _reduced(gradient, some, how, None, share)
         for part in _parts(whole, shape):
-            yield _reduced(gradient, [local], Reduction.OWN, part, share)
-            for how in (Reduction.MEAN, Reduction.SUM):
+            yield _reduced(gradient, [local], RankReduction.OWN, part, share)
+            for how in (RankReduction.MEAN, RankReduction.SUM):
                 yield _reduced(gradient, some, how, part, share)
         for part in _parts(shape, whole):
-            yield _reduced(gradient, some, Reduction.JOINED, part._replace(first=0), share)
+            yield _reduced(gradient, some, RankReduction.JOINED, part._replace(first=0), share)
             break
 
     def _of_ranks(self, gradient: ValueId, local: Node, group: Sequence[int]) -> list[Node]:
@@ -668,7 +668,7 @@ class _Relating:
 def _reduced(
     gradient: ValueId,
     nodes: Sequence[Node],
-    how: Reduction,
+    how: RankReduction,
     part: GradientPart | None,
     share: int = 1,
 ) -> Node:

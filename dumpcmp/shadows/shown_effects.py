@@ -169,6 +169,11 @@ def _same_name(one: ShownEffect, other: ShownEffect) -> bool:
     return bool(one.effect.name) and one.effect.name == other.effect.name
 
 
+def _is_namesake(one: ShownEffect, other: ShownEffect) -> bool:
+    """Whether both have one name, or are gradients of one weight, which a wrapper names anew."""
+    return _same_name(one, other) or _same_leaf(one, other)
+
+
 def _shown(shadow: Shadow, effect: StepEffect) -> ShownEffect:
     leaf = None if effect.leaf is None else shadow.quantity(effect.leaf)
     return ShownEffect(effect, shadow.quantity(effect.value), leaf)
@@ -222,7 +227,8 @@ class _OverRanks:
         shown = [part for part in self.parts if self._is_of_whole(part)]
         settled: set[str] = set()
         for whole in filter(self._is_asked, self.wholes):
-            others = [part for part in self.parts if part not in shown and _same_name(whole, part)]
+            named = [part for part in self.parts if _is_namesake(whole, part)]
+            others = [part for part in named if part not in shown]
             pair = self._pair(whole, self._namesake(whole, others or self.parts))
             self.found.pairs.append(pair)
             is_covered = self._is_covered(whole, shown)
@@ -232,7 +238,7 @@ class _OverRanks:
                 settled.add(whole.effect.name)
             elif is_covered:
                 continue
-            elif all(part in shown for part in self.parts if _same_name(whole, part)):
+            elif all(part in shown for part in named):
                 self.found.uncovered.append((self.side, whole.effect))
             elif pair[self.side == "golden"] not in shown:
                 self.found.differing.append(pair)
@@ -246,16 +252,16 @@ class _OverRanks:
         """Whether it may be asked of ranks; what these hand back for their inputs is their own."""
         leaf = whole.effect.leaf
         is_of_weight = leaf is None or leaf.key.slot.is_weight
-        return is_of_weight or any(_same_name(whole, part) for part in self.parts)
+        return is_of_weight or any(_is_namesake(whole, part) for part in self.parts)
 
     def _why_terms(self, whole: ShownEffect) -> str:
-        named = [each for each in self.parts if _same_name(whole, each)]
+        named = [each for each in self.parts if _is_namesake(whole, each)]
         return _TERMS.format(whole.effect.name) if _are_terms(named, whole) else ""
 
     def _why_reordered(self, whole: ShownEffect, shown: Sequence[ShownEffect]) -> str:
         if self._are_all_stated(whole):
             return ""
-        named = sorted((e for e in shown if _same_name(whole, e)), key=lambda each: each.place)
+        named = sorted((e for e in shown if _is_namesake(whole, e)), key=lambda each: each.place)
         places = [place for each in named if (place := _place(each, whole))]
         is_ordered = all(a[0] != b[0] or a[1][0] <= b[1][0] for a, b in pairwise(places))
         if whole.leaf is None:  # a gradient lies as its weight does
@@ -266,7 +272,7 @@ class _OverRanks:
         return (whole, part) if self.side == "golden" else (part, whole)
 
     def _namesake(self, one: ShownEffect, others: Sequence[ShownEffect]) -> ShownEffect:
-        named = [each for each in others if _same_name(one, each)]
+        named = [each for each in others if _is_namesake(one, each)]
         own = [each for each in named if each.rank == one.rank]
         return next(iter([*own, *named, *others]))
 
@@ -281,7 +287,7 @@ class _OverRanks:
 
     def _are_all_stated(self, whole: ShownEffect) -> bool:
         """Whether the ranks have all of a value, each of them the part that its layout says."""
-        named = [each for each in self.parts if _same_name(whole, each)]
+        named = [each for each in self.parts if _is_namesake(whole, each)]
         portions = [p for each in named if (p := self._portion(each)) is not None]
         is_stated = bool(named) and len(portions) == len(named)
         return (
@@ -291,7 +297,7 @@ class _OverRanks:
         )
 
     def _is_of_whole(self, part: ShownEffect) -> bool:
-        named = [each for each in self.wholes if _same_name(each, part)]
+        named = [each for each in self.wholes if _is_namesake(each, part)]
         if any(each.is_nothing for each in named):
             return part.is_nothing
         try:
@@ -308,8 +314,8 @@ class _OverRanks:
 
     def _is_covered(self, its: ShownEffect, shown: Sequence[ShownEffect]) -> bool:
         if its.is_nothing:
-            return all(mine.is_nothing for mine in self.parts if _same_name(its, mine))
-        for mine in sorted(shown, key=lambda each: not _same_name(its, each)):
+            return all(mine.is_nothing for mine in self.parts if _is_namesake(its, mine))
+        for mine in sorted(shown, key=lambda each: not _is_namesake(its, each)):
             if its.is_same(mine):
                 return True
         try:
@@ -328,7 +334,7 @@ class _OverRanks:
         """
         if its.effect.value.key.slot.is_gradient:
             return False
-        named = [each for each in self.parts if _same_name(its, each)]
+        named = [each for each in self.parts if _is_namesake(its, each)]
         try:
             if its.quantity.tensor.numel() != 1 or len(named) < 2:
                 return False

@@ -104,15 +104,12 @@ class Marginals:
         (dim,) = unequal
         own, held = Marginals(part).along(dim), self.along(dim)
         room = (2 * same() * own[0].clamp(min=float(own[0].mean()))).tolist()
-        wanted, found = own.T.tolist(), list(enumerate(held.T.tolist()))
+        wanted, found = own.T.tolist(), enumerate(held.T.tolist())
         indices = []
-        used = set[int]()
         for least, sums in zip(room, wanted, strict=True):
-            near = [at for at, other in found if _are_near(sums, other, least)]
-            place = next((at for at in near if at not in used), None)
+            place = next((at for at, other in found if _are_near(sums, other, least)), None)
             if place is None:
                 return None
-            used.add(place)
             indices.append(place)
         chosen = self.tensor.index_select(dim, torch.tensor(indices, device=self.tensor.device))
         return (dim, indices) if same_elements(part, chosen) else None

@@ -14,7 +14,7 @@ from torch import Tensor
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.value import value_of
-from dumpcmp.shadows.assembled_weights import Assembled, assembled, order_of_indices
+from dumpcmp.shadows.assembled_weights import AssembledWeight, assembled, order_of_indices
 from dumpcmp.shadows.declared_levels import are_codes, quantised
 from dumpcmp.shadows.program import Program, ValueId
 from dumpcmp.shadows.quantities import Application, Book, Quantity
@@ -237,7 +237,7 @@ class Start:
         return made[_WHOLE]
 
     def _order_of_parts(
-        self, shadow: Shadow, value: ValueId, found: Assembled
+        self, shadow: Shadow, value: ValueId, found: AssembledWeight
     ) -> tuple[int, ...] | None:
         """In what order golden has the indices of all parts, if not one part after the other.
 

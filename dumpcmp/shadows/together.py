@@ -21,6 +21,7 @@ from dumpcmp.nouns.spoken import counted
 from dumpcmp.nouns.value import DTYPES
 from dumpcmp.replay.rating import Rerun
 from dumpcmp.shadows.copied_values import with_copies
+from dumpcmp.shadows.joint_backward import gradients_of_several_steps
 from dumpcmp.shadows.local_shapes import with_local_shapes
 from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId, read_ranks
 from dumpcmp.shadows.quantities import tensor_of
@@ -163,6 +164,7 @@ def read_program(
     ]
     if len(ranks) == 1:
         alone = with_named_weights(ranks[0])
+        alone = replace(alone, joint=gradients_of_several_steps(archive, alone))
         return in_order_of_use(with_copies(archive, alone)) or alone
     records = {value: record for rank in ranks for value, record in rank.records.items()}
     nodes = [node for rank in ranks for node in rank.nodes]

@@ -59,7 +59,8 @@ def test_one_op_of_many(tmp_path: Path) -> None:
     wrong = dumpcmp.compare(golden, dumped(tmp_path / "wrong", ManyOps(OPS // 2), x))
     assert wrong.exit_code == 1
     root = wrong.first_divergence
-    assert root is not None and root.key.op.endswith("/mul")
+    assert root is not None and root.target_key is not None
+    assert root.target_key.op.endswith("/mul")
 
 
 def test_one_element_of_many(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dumpcmp.comparing.questions.row_checks import common_rows, load_rows, sample_of
 from dumpcmp.comparing.side import archive_at
 from dumpcmp.judge.tolerances import (
     ACTIVATED,
@@ -25,6 +26,7 @@ from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.given import argument_tree
 from dumpcmp.nouns.record import UNWRITTEN, Call, Kept, Record
 from dumpcmp.nouns.replay import Replay
+from dumpcmp.nouns.sampled import Sample
 from dumpcmp.nouns.value import to_torch
 from dumpcmp.shadows.program import OwnOperation, RatedOperation
 
@@ -87,6 +89,7 @@ class _StartedCheck:
     task: CallCheck
     again: Rerun
     got: Mapping[str, Tensor]
+    rows: Sample | None = None  # that are kept, where not all are
 
 
 def _begun(task: CallCheck) -> _StartedCheck | dict[str, Replay]:
@@ -95,6 +98,8 @@ def _begun(task: CallCheck) -> _StartedCheck | dict[str, Replay]:
             raise DumpcmpError(IN_VMAP)
         if task.operation is not None:
             return _own(task, task.operation)
+        if (rows := common_rows(task.call, task.own.takes, task.own.gives)) is not None:
+            return _on_rows(task, rows)
         chosen = _chosen(task)
         if chosen is not None:
             return chosen
@@ -108,6 +113,20 @@ def _begun(task: CallCheck) -> _StartedCheck | dict[str, Replay]:
     if all(tensor.numel() <= _SMALL for tensor in got.values()):
         return one
     return _held([one])[0]
+
+
+def _on_rows(task: CallCheck, rows: Sample) -> dict[str, Replay]:
+    """What a call gave, held against what it gives for the rows that are kept."""
+    from dumpcmp.replay.running import rerun
+
+    given = {slot: _rows_or_whole(task.own.path, one, rows) for slot, one in task.own.takes.items()}
+    again = rerun(task.call, given, device=task.device)
+    got = {slot: load_rows(task.own.path, one, rows) for slot, one in task.own.gives.items()}
+    return _held([_StartedCheck(task, again, got, rows)])[0]
+
+
+def _rows_or_whole(path: Path, record: Record, rows: Sample) -> Tensor:
+    return load_rows(path, record, rows) if sample_of(record) else load(path, record)
 
 
 def _held(waiting: Sequence[_StartedCheck]) -> list[dict[str, Replay]]:
@@ -130,7 +149,11 @@ def _in_its_light(one: _StartedCheck, slot: str, replay: Replay) -> Replay:
     if other is None or slot not in other.gives:
         return replay
     try:
-        golden = load(other.path, other.gives[slot])
+        golden = (
+            load(other.path, other.gives[slot])
+            if one.rows is None
+            else load_rows(other.path, other.gives[slot], one.rows)
+        )
     except DumpcmpError:
         return replay
     return replay._replace(inherited=distance(one.again.outputs[slot], golden))
@@ -213,5 +236,7 @@ def load(path: Path, record: Record) -> Tensor:
 
         return torch.empty(record.shape, dtype=getattr(torch, record.dtype), device="meta")
     if record.kept is not Kept.FULL:
-        raise DumpcmpError(record.problem or "only a summary of it was kept")
+        rows = sample_of(record)
+        left = f"only {rows} are kept" if rows else "only a summary of it was kept"
+        raise DumpcmpError(record.problem or left)
     return to_torch(archive_at(path).load(record)).reshape(record.shape)

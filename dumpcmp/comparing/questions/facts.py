@@ -666,7 +666,7 @@ class Facts:
                     run = self.golden if finding.side == "golden" else self.target
                     is_many = run.side.facts.num_ranks > 1
                     where = f"on rank {finding.rank}: " if is_many else ""
-                    found.setdefault(pair, f"{where}{finding.reason}")
+                    found.setdefault(pair, f"{where}{_told_at(finding, pair)}")
         return found
 
     def _place_of(self, finding: ProofFinding, step: StepPrograms) -> Pair | None:
@@ -682,6 +682,14 @@ class Facts:
         exact = [pair for pair in here if _slot(pair, finding) == finding.slot]
         given = [pair for pair in here if _is_given_out(pair, finding)]
         return next(iter([*exact, *given, *here]), None)
+
+
+def _told_at(finding: ProofFinding, pair: Pair) -> str:
+    """What was found, at golden's call if that is where it is told."""
+    there = pair.golden is not None and finding.instead == (pair.golden.op, pair.golden.call)
+    if there and pair.golden is not None and finding.op != pair.golden.op:
+        return f"mine computes something else at {finding.op}#{finding.call}"
+    return finding.reason
 
 
 def _tells_parting(finding: ProofFinding) -> bool:

@@ -63,6 +63,7 @@ class _Matching:
     matched: dict[Site, Site] = field(default_factory=dict)  # golden's call: the target's
     by: dict[Site, PairedBy] = field(default_factory=dict)  # golden's call: how it was found
     taken: set[Site] = field(default_factory=set)  # the target's calls that are matched
+    stood_for: set[Site] = field(default_factory=set)  # golden's calls that others stand for
 
     # calls
 
@@ -146,6 +147,7 @@ class _Matching:
             is_there = here in self.golden.listing.sites and there in self.target.terms
             if is_free and is_there and self._fit(here, there):
                 self._match(here, there, PairedBy.ORDER)
+                self.stood_for.add(here)
 
     def _have_one_function(self, here: Site, there: Site) -> bool:
         return canonical(here.op.function) == canonical(there.op.function)
@@ -255,7 +257,9 @@ class _Matching:
         ours = list(self.golden.listing.sites[here])
         theirs = list(self.target.listing.sites[there])
         matches = [self._is_same_slot, self._is_same_value]
-        if self._have_one_function(here, there):  # what others take and give tells its value alone
+        if here in self.stood_for or self._have_one_function(
+            here, there
+        ):  # what others take and give tells its value alone
             matches.append(self._is_named_alike)
         for is_one in matches:
             for key in list(ours):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dumpcmp.align.counting import Counting
@@ -21,6 +21,7 @@ from dumpcmp.shadows.starting import Before
 from dumpcmp.shadows.together import read_program
 
 _MOST_BYTES = 1 << 31  # of a step in float64, on both sides
+_Form = tuple[int, str, str, tuple[int, ...]]  # rank, module, dtype and shape of a value
 _PLAIN = frozenset(("eager", "fx", "aten", "compiled", "onnx"))
 
 
@@ -212,13 +213,30 @@ def _is_plain(side: Side) -> bool:
 
 def _is_closed(side: Side, place: StepName) -> bool:
     """Whether all values of a step are kept, and it is not too large to be run in float64."""
-    nbytes = 0
-    for key, records in side.listing.values.items():
-        if (key.model, key.step) == place:
-            if not all(map(_is_kept, records)):
-                return False
-            nbytes += sum(8 * math.prod(r.shape) * (r.same_as is None) for r in records)
+    held = [
+        record
+        for key, records in side.listing.values.items()
+        if (key.model, key.step) == place
+        for record in records
+    ]
+    taken = {_form(record) for record in held if record.key.slot.is_input and _is_whole(record)}
+    if not all(_is_kept(each) or _is_weight_in(each, taken) for each in held):
+        return False
+    nbytes = sum(8 * math.prod(each.shape) * (each.same_as is None) for each in held)
     return 2 * nbytes <= _MOST_BYTES
+
+
+def _is_weight_in(record: Record, taken: Container[_Form]) -> bool:
+    """Whether it is a weight that is whole where a graph took it."""
+    return record.key.slot.is_weight and _form(record) in taken
+
+
+def _form(record: Record) -> _Form:
+    return record.rank, record.key.op.module, record.dtype, record.shape
+
+
+def _is_whole(record: Record) -> bool:
+    return record.kept is Kept.FULL and record.same_as is None
 
 
 def _bytes_of(side: Side, place: StepName) -> dict[tuple[Op, int, Slot, int], str]:

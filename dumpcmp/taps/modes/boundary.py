@@ -15,16 +15,21 @@ from torch import Tensor, fx, nn
 
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.key import Slot
+from dumpcmp.nouns.op_names import writes_in_place
 from dumpcmp.nouns.options import load
 from dumpcmp.nouns.record import Call
 from dumpcmp.pytorch.graph_text import graph_text
 from dumpcmp.pytorch.inductor_options import check_inductor, inductor_with
+from dumpcmp.taps.inductor.graph_values import GraphValue, RunsTold, merged
 from dumpcmp.taps.modes.graph import GraphCapture, untraced
 from dumpcmp.taps.modes.traced import Mark, Traced, arguments_in, calls_of, named, results_of
+from dumpcmp.taps.recording.functions import Function
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.step import Step
 
 Passing = list[tuple[int, list[Mark]]]  # position among the arguments or results, and its Marks
+
+_WRITING = ("inplace", "out")  # arguments that have a function write to what it was given
 
 
 class BoundaryCapture(GraphCapture):
@@ -49,6 +54,7 @@ class BoundaryCapture(GraphCapture):
         inner = backend_named(backend) if isinstance(backend, str) else backend
         self._inner: Callable[..., Callable[..., Any]] = with_options(inner, backend, config)
         self._graphs = itertools.count()
+        self._runs_told = RunsTold()
 
     def backend(self, graph: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         """Compile `graph` with the backend; what is returned records its runs."""
@@ -60,6 +66,7 @@ class BoundaryCapture(GraphCapture):
         self.recorder.sink.text(step.model.name, file, graph_text(graph))
         traced = named(graph, step.model, step.scopes.here.path)
         taken, given, kept = entering(graph, traced), leaving(graph, traced), used_inside(graph)
+        values = linked(graph, traced)
         run, ops = self._inner(graph, example_inputs), range(len(traced.ops))
 
         def recorded(*args: Any) -> Any:
@@ -69,6 +76,9 @@ class BoundaryCapture(GraphCapture):
             with self._muting():  # what it takes to record a value is no op of the program
                 calls = calls_of(now, traced, dict.fromkeys(ops, name), {name: ops})
                 _put(now, calls, taken, args)
+                if values:
+                    stored = [(name, marks) for _, marks in given]
+                    self._runs_told.tell(now, calls, values, stored, -1)
                 results = run(*args)
                 _share(now, kept, results)
                 _put(now, calls, given, results)
@@ -126,6 +136,42 @@ def entering(graph: fx.GraphModule, traced: Traced) -> Passing:
             if source in positions:
                 found.setdefault(positions[source], []).append(Mark(number, Slot(slot)))
     return sorted(found.items())
+
+
+def linked(graph: fx.GraphModule, traced: Traced) -> list[GraphValue]:
+    """The values of `graph`, each with the slots of its ops that it is.
+
+    None where an op writes to what it takes, or runs a graph of its own: a value is then not what
+    its node gave.
+    """
+    known = {node: traced.index.get(node.name) for node in graph.graph.nodes}
+    ops = ((node, traced.ops[at].function) for node, at in known.items() if at is not None)
+    if traced.bodies or any(_writes(*op) for op in ops):
+        return []
+    found: dict[fx.Node, GraphValue] = {}
+    for node, number in known.items():
+        if number is not None:
+            for slot, source in arguments_in(node, traced.ops[number].function)[0]:
+                if source in found:
+                    found[source].marks.append(Mark(number, Slot(slot)))
+        example = node.meta.get("example_value")
+        if isinstance(example, Tensor):
+            found[node] = GraphValue.of(example)
+            given = _given(node, traced)
+            found[node].marks.extend([] if given is None else [given])
+    return merged(value for value in found.values() if value.marks)
+
+
+def _writes(node: fx.Node, function: Function) -> bool:
+    """Whether `node` calls what writes to memory that it was given."""
+    schema = getattr(node.target, "_schema", None)
+    if function.returns_nothing or writes_in_place(function.target):
+        return True
+    if schema is not None and schema.is_mutable:
+        return True
+    positions = {option: function.positions.get(option, len(node.args)) for option in _WRITING}
+    given = [arg for at in positions.values() for arg in node.args[at : at + 1]]
+    return any([*given, *map(node.kwargs.get, _WRITING)])
 
 
 def leaving(graph: fx.GraphModule, traced: Traced) -> Passing:

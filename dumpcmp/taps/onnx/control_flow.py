@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MOST_BYTES = 1 << 31  # of values inside of one If, Loop or Scan
 _MOST_ITERATIONS = 1 << 16
 
-Values = ChainMap[str, Tensor]
+NamedValues = ChainMap[str, Tensor]
 
 
 class UnrollingError(CaptureError):
@@ -58,7 +58,7 @@ class GraphUnroller:
     _sessions: dict[int, Any] = field(default_factory=dict)
     _nbytes: int = 0
 
-    def runs(self, nodes: Sequence[OnnxNode], values: Values) -> list[NodeRun]:
+    def runs(self, nodes: Sequence[OnnxNode], values: NamedValues) -> list[NodeRun]:
         """The runs of `nodes`, in order, those inside of bodies in place of what has the bodies.
 
         `values` then names what the bodies gave where it named the same values before.
@@ -71,12 +71,12 @@ class GraphUnroller:
             found += [_plain_run(node, values, block)] if unrolled is None else unrolled
         return found
 
-    def _put_in_order(self, nodes: Sequence[OnnxNode], values: Values) -> int:
+    def _put_in_order(self, nodes: Sequence[OnnxNode], values: NamedValues) -> int:
         if not any(node.domain == NCHWC for node in nodes):
             return 0
         return PlainImages(values, self.filters()).put_in_order(nodes)
 
-    def _unrolled(self, node: OnnxNode, values: Values) -> list[NodeRun] | None:
+    def _unrolled(self, node: OnnxNode, values: NamedValues) -> list[NodeRun] | None:
         """The runs inside of `node`; None where they do not end in the values that it gave."""
         self._nbytes = 0
         try:
@@ -97,13 +97,15 @@ class GraphUnroller:
 
     # The three ops
 
-    def _if(self, node: OnnxNode, values: Values) -> tuple[list[NodeRun], Sequence[Tensor | None]]:
+    def _if(
+        self, node: OnnxNode, values: NamedValues
+    ) -> tuple[list[NodeRun], Sequence[Tensor | None]]:
         condition = _scalar(values, node.inputs[0])
         body = node.bodies["then_branch" if condition else "else_branch"]
         return self._run(body, values, ())
 
     def _loop(
-        self, node: OnnxNode, values: Values
+        self, node: OnnxNode, values: NamedValues
     ) -> tuple[list[NodeRun], Sequence[Tensor | None]]:
         body = node.bodies["body"]
         most = _scalar(values, node.inputs[0], _MOST_ITERATIONS)
@@ -126,7 +128,7 @@ class GraphUnroller:
         return [*runs, *stacked], [*state, *collected]
 
     def _scan(
-        self, node: OnnxNode, values: Values
+        self, node: OnnxNode, values: NamedValues
     ) -> tuple[list[NodeRun], Sequence[Tensor | None]]:
         body, count = node.bodies["body"], int(node.attributes["num_scan_inputs"])
         given = [values.get(name) for name in node.inputs]
@@ -194,7 +196,7 @@ class GraphUnroller:
         return runs, collected
 
     def _run(
-        self, body: OnnxBody, outer: Values, given: Sequence[Tensor | None]
+        self, body: OnnxBody, outer: NamedValues, given: Sequence[Tensor | None]
     ) -> tuple[list[NodeRun], list[Tensor | None]]:
         """Run `body` once: the runs of its nodes, and its outputs."""
         here = outer.new_child({**body.constants})

@@ -154,7 +154,8 @@ def test_a_fault_inside_of_a_body_is_told_at_its_node(tmp_path: Path) -> None:
     outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "mine")
     assert outcome.conclusion is Conclusion.PROGRAM, outcome.headline
     assert outcome.first_divergence is not None
-    assert outcome.first_divergence.key.op.function == "onnx.Sub", outcome.headline
+    mine = outcome.first_divergence.target_key
+    assert mine is not None and mine.op.function == "onnx.Sub", outcome.headline
 
 
 def no_iteration(graph: Any) -> None:

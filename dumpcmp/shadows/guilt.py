@@ -53,8 +53,49 @@ def guilty(
     return None
 
 
+def lacking_before(
+    target: Shadow, node: Node, known: KnownValues, ours: Collection[Node]
+) -> Node | None:
+    """Golden's call that is left out before `node`: with its value there, `node` gives golden's.
+
+    It tells of this place alone, where other faults keep effects from being golden's.
+    """
+    grafts = _Grafts(target, known, ours)
+    for place in grafts._places([node]):
+        wanted = grafts._named_alike(place)
+        if wanted is None:
+            continue
+        for found, moved in islice(grafts.all([node]), MOST_GRAFTS):
+            if found.is_golden and _mends(moved, [(wanted, place.quantities[0])]):
+                return found.node
+    return None
+
+
+def calls_in_place(node: Node, golden: Shadow, target: Shadow) -> list[Node]:
+    """Golden's call in whose place `node` is: of its module, and it takes the same.
+
+    None where there are several, or where the target has that function there as well.
+    """
+    taken = _taken(target, node)
+    theirs = {each.call.op.function for each in _beside(target, node, taken)}
+    ours = [each for each in _beside(golden, node, taken) if each.call.op.function not in theirs]
+    return ours if len(ours) == 1 else []
+
+
+def _beside(shadow: Shadow, node: Node, taken: Collection[Quantity]) -> Iterator[Node]:
+    """The calls of the module of `node` that take these quantities."""
+    for each in shadow.program.nodes if taken else ():
+        is_near = each.call.op.scope == node.call.op.scope and each.own is None
+        if is_near and _taken(shadow, each) == taken:
+            yield each
+
+
+def _taken(shadow: Shadow, node: Node) -> list[Quantity]:
+    return [shadow.quantity(value) for value in node.takes.values()]
+
+
 @dataclass(frozen=True)
-class _Place:
+class _GuiltyPlace:
     """What one call gives, on each of the ranks of the target that make it otherwise."""
 
     nodes: Sequence[Node]
@@ -101,7 +142,7 @@ class _Grafts:
                 yield Guilt(lacking, is_golden=True), {id(self.golden.quantity(value)): other}
 
     def _at(
-        self, place: _Place, made: Sequence[tuple[Node, Quantity]]
+        self, place: _GuiltyPlace, made: Sequence[tuple[Node, Quantity]]
     ) -> Iterator[tuple[Guilt, Moved]]:
         node = place.nodes[0]
         for slot, taken in place.inputs():
@@ -120,13 +161,13 @@ class _Grafts:
         for _, other in made:
             yield from self._instead(place, other)
 
-    def _instead(self, place: _Place, other: Quantity) -> Iterator[tuple[Guilt, Moved]]:
+    def _instead(self, place: _GuiltyPlace, other: Quantity) -> Iterator[tuple[Guilt, Moved]]:
         """`other`, as the ranks may hold it, in the place of what they have."""
         for parts in _laid_out(other, place.quantities):
             ids = [id(each) for each in place.quantities]
             yield Guilt(place.nodes[0]), dict(zip(ids, parts, strict=True))
 
-    def _places(self, nodes: Iterable[Node]) -> Iterator[_Place]:
+    def _places(self, nodes: Iterable[Node]) -> Iterator[_GuiltyPlace]:
         found: dict[tuple[Op, int, str], list[tuple[Node, Quantity]]] = {}
         for node in nodes:
             for slot, value in node.gives.items():
@@ -134,9 +175,9 @@ class _Grafts:
                 quantity = self.target.quantity(value)
                 found.setdefault((node.call.op, node.call.call, name), []).append((node, quantity))
         for (_, _, slot), some in found.items():
-            yield _Place([node for node, _ in some], slot, [quantity for _, quantity in some])
+            yield _GuiltyPlace([node for node, _ in some], slot, [quantity for _, quantity in some])
 
-    def _untelling_before(self, place: _Place) -> Iterator[tuple[Guilt, Moved]]:
+    def _untelling_before(self, place: _GuiltyPlace) -> Iterator[tuple[Guilt, Moved]]:
         """Positions, masks and counts that a call takes, which golden has anyhow, the last first.
 
         They tell nothing by themselves: those that golden has at this place may be others.
@@ -165,14 +206,14 @@ class _Grafts:
         except DumpcmpError:
             return True
 
-    def _named_alike(self, place: _Place) -> Quantity | None:
+    def _named_alike(self, place: _GuiltyPlace) -> Quantity | None:
         """What golden has under the name of a place."""
         program, call = self.golden.program, place.nodes[0].call
         key = Key(program.model, program.step, call.op, call.call, place.slot)
         value = program.places.get(ValueId(0, key))
         return None if value is None else self.golden.quantities.get(value)
 
-    def _taken_otherwise(self, place: _Place) -> Iterator[tuple[Guilt, Moved]]:
+    def _taken_otherwise(self, place: _GuiltyPlace) -> Iterator[tuple[Guilt, Moved]]:
         """A call that both make, which takes what golden computed first and the target did not."""
         node, golden = place.nodes[0], self.golden
         for other in golden.program.nodes:
