@@ -35,6 +35,7 @@ from dumpcmp.shadows.rank_gradients import with_rank_gradients
 from dumpcmp.shadows.rewritten_memory import RewrittenMemory
 from dumpcmp.shadows.same_numbers import SameNumbers
 from dumpcmp.shadows.shadow import Choices, Shadow
+from dumpcmp.shadows.shared_weights import with_sums_of_terms
 from dumpcmp.shadows.shown_effects import EffectPair, PairedEffects, paired_effects
 from dumpcmp.shadows.starting import Before, Relation, Start, is_spread
 from dumpcmp.shadows.together import read_program
@@ -653,7 +654,7 @@ def _with_gradients(archive: Archive, program: Program) -> Program:
     load = partial(load_value, archive, program)
     if program.is_whole:
         return with_gradients(program, load)
-    return with_rank_gradients(program, load)
+    return with_sums_of_terms(with_rank_gradients(program, load))
 
 
 def _with_known_state(program: Program, is_single: bool) -> Program:
