@@ -62,16 +62,25 @@ def _sums_of_terms(program: Program) -> Iterator[Node]:
 
 
 def with_named_weights(program: Program) -> Program:
-    """`program`, in which gradients are of weights that one of its steps has recorded."""
+    """`program`, in which gradients are of weights that one of its steps has recorded.
+
+    A weight that none of them has is what calls took that handed the gradient back.
+    """
     named = {
         (value.rank, value.key.op, value.key.slot): value
         for value in reversed(list(program.records))
         if value.key.slot.is_weight
     }
+    taken = {
+        gradient: node.takes[slot.removeprefix("grad_")]
+        for node in program.nodes
+        for slot, gradient in node.gradients.items()
+        if slot.removeprefix("grad_") in node.takes
+    }
     found: dict[ValueId, ValueId] = {}
     for value, gradient in program.gradients.items():
         known = value if value in program.records else named.get(
-            (value.rank, value.key.op, value.key.slot)
+            (value.rank, value.key.op, value.key.slot), taken.get(gradient)
         )  # fmt: skip
         if known is not None:
             found[known] = gradient
