@@ -70,6 +70,7 @@ class ProofFinding:
     rank: int = 0
     order: int = 0
     instead: tuple[Op, int] | None = None  # golden's call in whose stead the target has this one
+    is_extra: bool = False  # golden has nothing like it
     is_confirmed: bool = True  # with the other side's value in its place, effects are the same
 
     @property
@@ -555,6 +556,8 @@ class StepProof:
             else f"golden computes something else at {instead}"
         )  # fmt: skip
         self._add(ProofAnswer.DIFFERENT_PROGRAM, side, _ProofPlace.of_node(node), reason)
+        is_extra = found.is_extra and not alike
+        self.proof.findings[-1] = replace(self.proof.findings[-1], is_extra=is_extra)
         if not found.is_golden:
             self._stands_for(alike)
 

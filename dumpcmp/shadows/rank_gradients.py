@@ -208,7 +208,7 @@ def _composed(node: Node, handed: Mapping[ValueId, Node]) -> Node:
 
 def with_rank_gradients(program: Program, load: LoadRecorded) -> Program:
     """`program` with a node for each gradient whose making is known, on each rank."""
-    program, handed = _Handing(program, load).through_collectives()
+    program, handed = _Handing(_as_given(program), load).through_collectives()
     relating = _Relating(program, load, handed)
     made = [_composed(node, handed) for node in relating.nodes()]
     effects = [*program.effects, *_of_ranks(program)]
@@ -218,6 +218,28 @@ def with_rank_gradients(program: Program, load: LoadRecorded) -> Program:
         in_order_of_use(whole)
         or in_order_of_use(replace(whole, nodes=[*program.nodes, *plain]))
         or program
+    )
+
+
+def _as_given(program: Program) -> Program:
+    """`program`, in which gradients are what collectives gave that has their bytes."""
+    given = {
+        (value.rank, program.records[value].digest, program.records[value].shape): value
+        for node in program.nodes
+        if isinstance(node.own, RankDelivery)
+        for value in node.gives.values()
+    }
+    found = {
+        gradient: other
+        for gradient in program.gradients.values()
+        if gradient in program.records and gradient not in program.producers
+        and (record := program.records[gradient]).digest
+        and (other := given.get((gradient.rank, record.digest, record.shape))) is not None
+    }  # fmt: skip
+    return replace(
+        program,
+        gradients={value: found.get(each, each) for value, each in program.gradients.items()},
+        places={**program.places, **found},
     )
 
 

@@ -144,7 +144,7 @@ def _matched(
     theirs: Side,
     one: RunValues,
     other: RunValues,
-    parted: Sequence[tuple[Site, Site]],
+    parted: Sequence[tuple[Site | None, Site]],
 ) -> list[Pair]:
     """The values of both sides in pairs, by what they are."""
     golden, target = ours.listing, theirs.listing

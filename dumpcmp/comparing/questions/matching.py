@@ -41,7 +41,7 @@ def match_values(
     target: MatchedRun,
     renaming: Renaming,
     stated: Sequence[Pair] = (),
-    parted: Sequence[tuple[Site, Site]] = (),
+    parted: Sequence[tuple[Site | None, Site]] = (),
 ) -> list[Pair]:
     """Every value of both runs in a Pair, in order of execution.
 
@@ -59,10 +59,11 @@ class _Matching:
     target: MatchedRun
     renaming: Renaming
     stated: Sequence[Pair] = ()
-    parted: Sequence[tuple[Site, Site]] = ()
+    parted: Sequence[tuple[Site | None, Site]] = ()
     matched: dict[Site, Site] = field(default_factory=dict)  # golden's call: the target's
     by: dict[Site, PairedBy] = field(default_factory=dict)  # golden's call: how it was found
     taken: set[Site] = field(default_factory=set)  # the target's calls that are matched
+    alone: set[Site] = field(default_factory=set)  # the target's calls like which golden has none
     stood_for: set[Site] = field(default_factory=set)  # golden's calls that others stand for
 
     # calls
@@ -143,6 +144,9 @@ class _Matching:
     def _where_parted(self) -> None:
         """Match calls in whose stead the target has others, as its program shows."""
         for here, there in self.parted:
+            if here is None:
+                self.alone.add(there)
+                continue
             is_free = here not in self.matched and there not in self.taken
             is_there = here in self.golden.listing.sites and there in self.target.terms
             if is_free and is_there and self._fit(here, there):
@@ -316,7 +320,8 @@ class _Matching:
                 yield Pair(key, found, PairedBy.VALUE)
         for key in self.target.listing.values:
             found = next(filter(None, map(its.get, self._names(self.target, key))), None)
-            if key not in theirs and found is not None:
+            is_own = key.slot.is_output and key.site in self.alone
+            if key not in theirs and found is not None and not is_own:
                 yield Pair(found, key, PairedBy.VALUE)
 
     def _names(self, run: MatchedRun, key: Key) -> Iterator[Hashable]:

@@ -33,12 +33,13 @@ class StepPrograms:
     target: Program
     proof: Proof
 
-    def parted(self) -> Iterator[tuple[Site, Site]]:
-        """Golden's calls, and those that the target has in their stead."""
+    def parted(self) -> Iterator[tuple[Site | None, Site]]:
+        """Calls of the target, and golden's that they stand in for; None if it has none like it."""
         for found in self.proof.findings:
-            if found.instead is not None and found.side == "target":
-                here = Site(self.golden.model, self.golden.step, *found.instead)
-                yield here, Site(self.target.model, self.target.step, found.op, found.call)
+            if found.side != "target" or not (found.instead or found.is_extra):
+                continue
+            here = found.instead and Site(self.golden.model, self.golden.step, *found.instead)
+            yield here, Site(self.target.model, self.target.step, found.op, found.call)
 
 
 @dataclass(eq=False)
