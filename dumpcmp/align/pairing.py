@@ -26,7 +26,7 @@ from dumpcmp.align.sweeping import Sweep
 from dumpcmp.align.turning import Turns
 from dumpcmp.align.unwritten import unwritten
 from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.row import Pair, PairedBy, Unwritten
+from dumpcmp.nouns.row import Pair, Unwritten
 
 _ROUNDS = 4  # by order and by flow in turn, while either finds partners
 
@@ -52,12 +52,6 @@ def pair_values(
         pairs = _pair_model(ours, theirs, renaming or Renaming(), counting)
         pairs = with_collectives(pairs, golden, target)
     return with_repeats(list(_with_unwritten(pairs, golden, target)), golden, target)
-
-
-def paired_with_itself(listing: Listing) -> list[Pair]:
-    """Each value of one run beside itself, in order of execution."""
-    pairs = [Pair(key, key, PairedBy.KEY) for keys in listing.sites.values() for key in keys]
-    return with_repeats(list(_with_unwritten(pairs, listing, listing)), listing, listing)
 
 
 def _with_unwritten(pairs: Iterable[Pair], golden: Listing, target: Listing) -> Iterator[Pair]:

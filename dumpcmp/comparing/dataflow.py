@@ -50,12 +50,6 @@ class DataFlow:
         theirs = self.theirs.get(beside) if beside else None
         return (None if ours is pair else ours), (None if theirs is pair else theirs)
 
-    def are_one(self, ours: Pair, theirs: Pair | None) -> bool:
-        """Whether two pairs are one value in golden, which may give it out twice: x[0] and x[0]."""
-        if ours is theirs or theirs is None or ours.golden is None or theirs.golden is None:
-            return ours is theirs
-        return self.golden.first(ours.golden) == self.golden.first(theirs.golden)
-
     def given_to(self, pair: Pair) -> list[Pair]:
         """What the call of `pair` was given in the forward pass."""
         return [other for other in self.calls[pair.key.site] if other.key.slot.is_input]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from operator import attrgetter
-from types import MappingProxyType
 from typing import NamedTuple
 
 from dumpcmp.nouns.key import Key
@@ -350,18 +349,6 @@ class Pair:
         )  # fmt: skip
 
 
-class Following(NamedTuple):
-    """Of values that one side alone has: what was made of each at once, and the ends of the run."""
-
-    made: Mapping[Pair, Sequence[Pair]]
-    ends: frozenset[Pair] = frozenset()  # nothing comes after them that could tell
-    taken: Mapping[Pair, Sequence[Pair]] = MappingProxyType({})  # where both sides have it
-    left: frozenset[Pair] = frozenset()  # golden writes it into what later steps may read
-
-
-NOWHERE = Following({})
-
-
 class Trouble(StrEnum):
     """Why a pair has no numbers."""
 
@@ -410,8 +397,6 @@ class Measured:
     laid: LaidOut | None = None
     own: Own = ()
     own_problem: str = ""  # why a metric of the user's gave no number
-    by_rows: Metrics | None = None  # of what no layout fits: its rows, in golden's order
-    is_untouched: bool = False  # after another choice: the metrics are of what that left alone
     terms: OpenSum | None = None
     rank: int | None = None  # of a collective alone: who got what is farthest from what it should
 

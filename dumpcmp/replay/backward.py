@@ -23,7 +23,6 @@ from dumpcmp.replay.listed import ReplayFunction, function_named
 from dumpcmp.replay.making import making_float64
 from dumpcmp.replay.rating import error_of
 from dumpcmp.replay.recorded import differentiable, told_by
-from dumpcmp.replay.rounded_sums import RoundedSums, is_made_of_sums
 from dumpcmp.replay.running import Rerun, fitted, lowered, ratio_of, widened
 from dumpcmp.replay.unreplayable import Unreplayable
 
@@ -122,18 +121,6 @@ class BackwardRerun:
             terms={GRADIENT: terms},
         )
 
-    @property
-    def has_norms(self) -> bool:
-        """Whether it goes through a normalisation."""
-        return any(function.kind is FunctionKind.NORMALISES for function in self._functions)
-
-    def with_rounded_sums(self, draw: torch.Generator) -> Tensor:
-        """The gradient where the sums of normalisations on the way are off by what they round."""
-        is_wide = _coarsest(self._slope) < _DOUBLE
-        sums = RoundedSums(torch.float64 if is_wide else torch.float32, draw)
-        run = _Pass(self._slope, self._functions, *self._how, torch.float64, sums)
-        return _sum(run.products(self._slope.grads))
-
     def _sum_noise(self, eps: float) -> float:
         """What a sum rounds that is made term by term, as that of a bias over all its rows."""
         taken = (*self._slope.given.values(), *self._slope.grads.values())
@@ -192,10 +179,9 @@ class _Pass:
         device: str,
         limit: int,
         dtype: torch.dtype | None,
-        sums: RoundedSums | None = None,
     ) -> None:
         self.slope = slope
-        self._device, self._limit, self._dtype, self._sums = device, limit, dtype, sums
+        self._device, self._limit, self._dtype = device, limit, dtype
         self._given = dict(slope.given)
         if dtype is None:
             self._given |= {at: slope.given[at].to(to) for at, to in slope.rounded.items()}
@@ -268,8 +254,6 @@ class _Pass:
                 return {_OUTPUT: _dropped(function, arguments, inputs)}
         if draws(function, arguments):
             raise Unreplayable("it draws random numbers", hint=NOT_DRAWING)
-        if self._sums is not None and is_made_of_sums(function, arguments):
-            return {_OUTPUT: self._sums.normalised(function, arguments)}
         outputs = _differentiable(function, arguments)
         known = self.slope.recorded.get((number, told_by(function.name)))
         if known is not None:

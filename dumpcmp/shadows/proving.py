@@ -545,7 +545,7 @@ class StepProof:
             needed = program.behind([effect.value for effect in program.effects])
             nodes = [
                 node for node in program.nodes
-                if node in needed and _signature(program, node) not in settled
+                if node in needed and call_digests(program, node) not in settled
             ]  # fmt: skip
             self.proof.num_calls += len(needed)
             found = list(check_kernels(archive, program, nodes))
@@ -711,10 +711,10 @@ class _Bridged:
 
 
 def _signatures(program: Program) -> set[tuple[object, ...]]:
-    return {sign for node in program.nodes if (sign := _signature(program, node)) is not None}
+    return {sign for node in program.nodes if (sign := call_digests(program, node)) is not None}
 
 
-def _signature(program: Program, node: Node) -> tuple[object, ...] | None:
+def call_digests(program: Program, node: Node) -> tuple[object, ...] | None:
     """What a call was asked, given and gave, by its bytes; None where bytes are not known."""
     values = (*sorted(node.takes.items()), *sorted(node.gives.items()))
     digests = tuple((slot, program.records[value].digest) for slot, value in values)
