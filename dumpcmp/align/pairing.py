@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from dumpcmp.align.beside import each_once, laid_beside, left_values, paired_values
-from dumpcmp.align.chunks import beside_parts
 from dumpcmp.align.counting import AS_COUNTED, Counting
 from dumpcmp.align.gradient_terms import without_terms
 from dumpcmp.align.kindred import by_order
@@ -81,7 +80,6 @@ def _pair_model(
     pairs = each_once(_by_flow(sides) if sides.is_whole else by_names(sides))
     if any(call.kernel for call in target.calls.values()):
         pairs = list(by_provenance(pairs, golden, target, sides.kernel_of))
-    pairs = list(beside_parts(pairs, golden, target))
     return _in_order(sides, [turned_pair(sides, pair) for pair in pairs] if turns else pairs)
 
 

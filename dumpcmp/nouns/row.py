@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.quickly import quickly_made
-from dumpcmp.nouns.replay import Origin, Replay, Touched
+from dumpcmp.nouns.replay import Origin, Replay
 from dumpcmp.nouns.sampled import Sample
 from dumpcmp.nouns.spoken import shorten
 
@@ -175,8 +175,6 @@ class Why(StrEnum):
     CALL = "call"  # FAIL: the sides call other functions, or with other arguments
     WIRED = "wired"  # FAIL: the target took another value than golden took
     RIGHT = "right"  # PASS, though the sides differ: every op on the way is right
-    OTHER = "other"  # the same after another choice, where nothing of it could be compared
-    UNSHOWN = "unshown"  # INCONCLUSIVE: one side alone has it, and what it led to shows nothing
     LEVELS = "levels"  # DTYPE: it was rounded to levels that are declared, and is right for that
     ILL = "ill"  # the same, of what is left after cancellation: it agrees with nothing
     UNASKED = "unasked"  # SKIPPED: one side was not asked to record it
@@ -224,7 +222,6 @@ class Row:
     by_rank: ByRank = ()
     reference_errors: ReferenceErrors | None = None  # against a run in higher precision
     replay: Replay | None = None  # what running the op again told
-    touched: Touched | None = None  # how much of it is another computation, after another choice
     own: Own = ()
 
     kernel: str = ""  # of a root that a fused kernel stores: that kernel,
@@ -374,7 +371,6 @@ class LaidOut:
     holders: str = ""  # who has it, where not all ranks do
     is_own: bool = False  # integers that some ranks have as golden: others may count their own
     is_by_rank: bool = False  # each rank's value was held against golden's for it, and no whole
-    is_joined: bool = False  # both sides lay in parts, which became a whole
     is_replicated: bool = False  # all ranks hold the same bytes
 
 

@@ -115,7 +115,7 @@ def compare_span(
     rows = so_far.effects.judged(rows, so_far.is_apart)
     roots_before = so_far.latest_root
     latest = next((row for row in reversed(rows) if row.root), roots_before)
-    flow = DataFlow(pairs, ours.listing, theirs.listing, {}, {})
+    flow = DataFlow(pairs, ours.listing, theirs.listing)
     looked = Looked(ours, theirs, so_far.counting, so_far.is_apart, flow, work, measured)
     rows, so_far.latest_root = so_far.effects.with_rows(rows, looked, roots_before, latest)
     roots = in_order(row for row in rows if row.root)
