@@ -112,7 +112,6 @@ OUTLIER = 16.0
 # the square root of 2: what lies between may be wide.
 FIT = 4.0  # times what rounding explains: a layout that nobody stated fits, and replicas agree
 REGION = 3.0  # times that: one rank's region, whose error may be larger than that of the whole
-BESIDE = 0.01  # of the largest error of a chunk: another's that is no fault, where inputs are equal
 NEAREST = 0.1  # rel_l2 below which the closest layout is the right one, and the values are wrong
 SAME_TIMES = 0.01  # between two factors, which are numbers of ranks: sums in bfloat16 leave 0.004
 ACCIDENT = 4  # elements for each region: with fewer, one that agrees with golden proves nothing

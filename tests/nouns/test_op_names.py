@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 import dumpcmp
 from dumpcmp.align.synonyms import gives_views
+from dumpcmp.comparing.binding import defaults_of, unnamed
 from dumpcmp.comparing.spelling import Calling, asked_dtype, plain_argument
 from dumpcmp.nouns.arithmetic import variance_beside, weight_name
 from dumpcmp.nouns.errors import DumpcmpError
@@ -313,6 +314,8 @@ BY_HAND: dict[str, Callable[[str], object]] = {
     "Calling.function": lambda f: Calling(call(f), CallInputs((), {}, ()), None).function,
     "plain_argument": lambda f: plain_argument("dim", (1, 0), of_matrix(f)),
     "asked_dtype": lambda f: asked_dtype(of_matrix(f)),
+    "defaults_of": lambda f: defaults_of(f, "").get("start"),
+    "unnamed": lambda f: list(unnamed(CallInputs(("ij->i",), {}, ()), f)),
     "Function.draws": lambda f: Function(f, random=True).draws((), {}),
 }
 

@@ -398,7 +398,7 @@ class Facts:
         measured = self.measured_of(pair)
         absence, said = self._absence(pair, asked, lost) if not pair.both else (Absence.NONE, "")
         conditions = self.ways.conditions(pair, inputs_equal=is_clean, reference=measured.reference)
-        is_main, is_made = self.mains[pair] is pair, self._is_made(pair)
+        is_main = self.mains[pair] is pair
         check = self._check_of("target", self.target, pair.target) if is_main else None
         update = self.updates.get(pair)
         own = self._check_of("golden", self.golden, pair.golden) if is_main else None
@@ -435,7 +435,6 @@ class Facts:
             fresh=self._is_fresh(pair),
             absence=absence,
             said=said,
-            is_made=is_made,
             main=self.mains[pair],
             again=self.between.again.get(pair),
             is_passed_on=self._is_passed_on(pair),
