@@ -67,7 +67,6 @@ class Slope:
     given: Mapping[At, Tensor]
     leaves: Sequence[At]  # the inputs that are the tensor whose gradient is wanted
     grads: Mapping[At, Tensor]  # what was given for outputs in the backward pass
-    rounded: Mapping[At, torch.dtype] = field(default_factory=dict)  # the run's, of wider `given`
     recorded: Mapping[At, Tensor] = field(default_factory=dict)  # outputs to differentiate by
 
 
@@ -168,8 +167,7 @@ class BackwardRerun:
 class _Pass:
     """One forward pass of a region, kept for products with its Jacobian.
 
-    `dtype` is what all is computed in; None: in the dtypes of the run. `sums` are what those of
-    normalisations are off by.
+    `dtype` is what all is computed in; None: in the dtypes of the run.
     """
 
     def __init__(
@@ -183,8 +181,6 @@ class _Pass:
         self.slope = slope
         self._device, self._limit, self._dtype = device, limit, dtype
         self._given = dict(slope.given)
-        if dtype is None:
-            self._given |= {at: slope.given[at].to(to) for at, to in slope.rounded.items()}
         self._leaves = [self._leaf(self._given[at]) for at in slope.leaves]
         self._made: dict[At, Tensor] = {}
         for number, (call, function) in enumerate(zip(slope.region.calls, functions, strict=True)):
@@ -397,6 +393,5 @@ def _magnitude(tensor: Tensor) -> Tensor:
 
 def _coarsest(slope: Slope) -> float:
     """The largest rounding among the dtypes that the run computed in."""
-    stored = (value for at, value in slope.given.items() if at not in slope.rounded)
-    dtypes = {*(value.dtype for value in (*stored, *slope.grads.values()))}
-    return max(dtype_named(str(dtype)).eps for dtype in (*dtypes, *slope.rounded.values()))
+    dtypes = {*(value.dtype for value in (*slope.given.values(), *slope.grads.values()))}
+    return max(dtype_named(str(dtype)).eps for dtype in dtypes)

@@ -1,4 +1,4 @@
-"""Runs several of golden's calls one after the other: a region between values of both sides."""
+"""Several calls that run one after the other."""
 
 from __future__ import annotations
 
