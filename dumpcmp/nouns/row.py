@@ -257,15 +257,10 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Why the verdict is what it is, and who else may be meant."""
+        """Why the verdict is what it is; of ops in one kernel, how to tell them apart."""
         if not self.suspects:
             return self.judgement.reason
-        return f"{self.judgement.reason}; {self.together}: dump with --realize to tell them apart"
-
-    @property
-    def together(self) -> str:
-        """Of a root that a fused kernel stores: what else that kernel computes."""
-        return f"{self.kernel} computes it together with {', '.join(self.suspects)}"
+        return f"{self.judgement.reason}; dump with --realize to tell the kernel's ops apart"
 
 
 _WIDEST_REASON = 120  # characters

@@ -44,9 +44,9 @@ from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import ReferenceChecker, RoundingChecker
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.judge.tolerances import QUANTISED
-from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.row import Measured, Pair, Row, Unwritten
+from dumpcmp.nouns.row import Judgement, Measured, Pair, Row, Unwritten, Why
 
 _UnwrittenValues = Mapping[Key, Unwritten]
 
@@ -225,6 +225,7 @@ def _row(one: JudgedFacts, state: ValueState, ways: Ways) -> Row:
     call = listing.call(pair.key)
     is_root = state.root is pair and judgement.verdict.fails
     cause = state.root.key if state.root and not is_root and judgement.verdict.fails else None
+    kernel, suspects = _fused_with(pair, judgement, ways.target) if is_root else ("", ())
     return Row(
         key=pair.key,
         order=own.order if own else listing.record(pair.key).order,
@@ -245,4 +246,19 @@ def _row(one: JudgedFacts, state: ValueState, ways: Ways) -> Row:
         reference_errors=measured.reference,
         own=measured.own,
         replay=one.check,
+        kernel=kernel,
+        suspects=suspects,
     )
+
+
+def _fused_with(pair: Pair, judgement: Judgement, target: Listing) -> tuple[str, tuple[str, ...]]:
+    """The kernel that stores a root, and the ops in it that store nothing: any may be wrong."""
+    call = target.call(pair.target) if pair.target else None
+    if call is None or pair.key.slot.is_gradient or judgement.why in (Why.LEAF, Why.CALL):
+        return "", ()
+    sites = [
+        Site(call.model, call.step, Op(op), int(number))
+        for op, _, number in (origin.rpartition("#") for origin in call.origins)
+    ]
+    silent = [s for s in sites if not any(key.slot.is_output for key in target.sites.get(s, ()))]
+    return call.kernel, tuple(f"{site.op}#{site.call}" for site in silent)
