@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from dumpcmp.align.renaming import unwrapped
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.judge.tolerances import ALIKE
 from dumpcmp.nouns.errors import DumpcmpError
@@ -312,8 +313,10 @@ def gradient_effects(program: Program) -> Iterator[StepEffect]:
     """What a backward pass leaves behind: the gradients of weights and of what the model took."""
     for value, gradient in program.gradients.items():
         key = value.key
+        if gradient.key.slot.is_parameter_gradient and not key.slot.is_weight:
+            key = gradient.key.site.key(gradient.key.slot.value)  # which no step has recorded
         if key.slot.is_weight or (key.op == ROOT and key.slot.is_input):
-            yield StepEffect(f"gradient of {key.op} {key.slot}", gradient, leaf=value)
+            yield StepEffect(f"gradient of {unwrapped(key.op)} {key.slot}", gradient, leaf=value)
 
 
 def _gradient_nodes(program: Program) -> Iterator[tuple[int, Node]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -77,6 +78,8 @@ def distance(
         ours, theirs = _loaded(golden, pair.golden), _loaded(target, pair.target)
     except (DumpcmpError, KeyError):
         return HowFar(0.0, -1.0)
+    if ours.shape != theirs.shape:
+        return HowFar(math.inf, -1.0)
     size = _norm(ours)
     eps = max(_eps(golden, pair.golden), _eps(target, pair.target))
     found = _norm(ours - theirs) / size if size else float(_norm(theirs) > 0)
@@ -104,7 +107,7 @@ def _moved_apart(pair: LeafPair, golden: Shadow, target: Shadow, before: Before)
         for (shadow, _), value in zip(sides, earlier, strict=True)
         if value in shadow.program.gradients
     ]
-    if len(grads) == 2:
+    if len(grads) == 2 and not before.is_term(earlier[1]):
         share = ((grads[1] - grads[0]).abs() / grads[0].abs().clamp_min(1e-300)).clamp_max(2.0)
         allowed = allowed + GROWTH * share * moves[0].abs().max()
     size = _norm(moves[0])

@@ -8,14 +8,18 @@ from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
+from torch import Tensor
+
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge.tolerances import QUANTISED
+from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import ROOT, Op, Slot
 from dumpcmp.shadows.anchors import Anchors, Refusal, is_of_weight
 from dumpcmp.shadows.fingerprints import numbers_rounded_to
 from dumpcmp.shadows.frontier import frontier, is_together, unknown_leaves
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.guilt import Guilt, calls_in_place, guilty, lacking_before
+from dumpcmp.shadows.kept_gradients import is_kept, with_earlier_gradients, with_kept_gradients
 from dumpcmp.shadows.kernel_checks import load_value
 from dumpcmp.shadows.known_values import KnownValues
 from dumpcmp.shadows.outside import (
@@ -34,6 +38,7 @@ from dumpcmp.shadows.rank_gradients import with_rank_gradients
 from dumpcmp.shadows.rewritten_memory import RewrittenMemory
 from dumpcmp.shadows.same_numbers import SameNumbers
 from dumpcmp.shadows.shadow import Choices, Shadow
+from dumpcmp.shadows.shared_weights import with_sums_of_terms
 from dumpcmp.shadows.shown_effects import EffectPair, PairedEffects, paired_effects
 from dumpcmp.shadows.starting import Before, Relation, Start, is_spread
 from dumpcmp.shadows.together import read_program
@@ -124,6 +129,8 @@ def _in_time(finding: ProofFinding) -> tuple[int, bool, int]:
     return finding.step, is_backward, -finding.order if is_backward else finding.order
 
 
+_AS_ROUNDED = 1e-5  # what gradients that a loss gave may be off
+
 StepOfModel = tuple[str, int]  # a model, and its own number of the step
 
 
@@ -207,7 +214,8 @@ class StepProof:
         self._programs_asked, self.shadows = (its.program, mine.program), (its, mine)
         self._show()
         self.proof.unused = {"golden": _unused(its.program), "target": _unused(mine.program)}
-        return Before(its, mine, self.before)
+        terms = frozenset(effect.name for _, effect, _ in effects.unsettled)
+        return Before(its, mine, self.before, terms)
 
     def _following(
         self,
@@ -288,9 +296,10 @@ class StepProof:
                 continue
             self._open_starts["golden"].add(pair.golden)
             self._open_starts["target"].add(pair.target)
-            is_rounded = may_be_rounded(pair, self.step) and (
-                self.step or is_late(pair, self.step) or apart.found <= COARSEST
+            is_open = not pair.target.key.slot.is_weight and (
+                self.step > 0 or is_late(pair, self.step)
             )
+            is_rounded = may_be_rounded(pair, self.step) and (is_open or apart.found <= COARSEST)
             if is_rounded or apart.found <= SLIGHT:
                 reason = (
                     f"code that was not recorded may have rounded it: it is {apart.found:.2g} off "
@@ -346,9 +355,25 @@ class StepProof:
             self._add(ProofAnswer.UNKNOWN, "target", _ProofPlace.of_node(node), reason)
         if differing and self._differ_by_levels(golden, target):
             return
+        differing = list(self._not_set_to_zero(golden, target, differing))
         forward = [pair for pair in differing if not pair[1].effect.value.key.slot.is_gradient]
         if differing:  # what a backward pass differs in follows from what it goes through
             self._localise(golden, target, forward or differing)
+
+    def _not_set_to_zero(
+        self, golden: Shadow, target: Shadow, differing: Sequence[EffectPair]
+    ) -> Iterator[EffectPair]:
+        """Tells which gradients one side alone adds to earlier ones; gives the other effects."""
+        for its, mine in differing:
+            sides = (golden.program, its.effect.value), (target.program, mine.effect.value)
+            kept = [is_kept(*side) for side in sides]
+            if len({*kept}) == 1:
+                yield its, mine
+                continue
+            who, other = ("golden", "mine") if kept[0] else ("mine", "golden")
+            reason = f"{who} adds it to what the step before left, {other} sets that to zero first"
+            place = _ProofPlace.of_value(target, mine.effect.value)
+            self._add(ProofAnswer.DIFFERENT_PROGRAM, "target", place, reason)
 
     def _differ_by_levels(self, golden: Shadow, target: Shadow) -> bool:
         """Whether the target computes with quantised weights, which is told; nobody declared it."""
@@ -442,7 +467,9 @@ class StepProof:
                 is_handed = target.program.num_parts > 1 and len(target.program.ranks) > 1
                 is_known = not is_handed and (self.step == 0 or is_given(node.takes[leaf]))
                 answer = ProofAnswer.DIFFERENT_START if is_known else ProofAnswer.UNKNOWN
-                self._suppose("target", place, "golden has no such numbers", answer)
+                factor = _common_factor(differing)
+                told = f"; what differs is {factor:g} times golden's" if factor else ""
+                self._suppose("target", place, f"golden has no such numbers{told}", answer)
                 return
             if (lacking := lacking_before(target, node, known[0], ours)) is not None:
                 self._suppose("golden", _ProofPlace.of_node(lacking), "mine lacks it")
@@ -513,7 +540,8 @@ def _unsummed(shadow: Shadow, nodes: Sequence[Node], other: KnownValues) -> tupl
         terms = [shadow.quantity(value) for node in found for value in node.gives.values()]
         if len(found) < 2 or len(found) < len(shadow.program.ranks):
             continue
-        if other.has_sum(terms):
+        is_summed = all(_is_summed_up(shadow, each) for each in found)
+        if not is_summed and other.has_sum(terms):
             return found[0], "each rank has a term of golden's value: a reduction is missing"
         if other.has_sum(terms, len(found)):
             takers = shadow.program.consumers.get(next(iter(found[0].gives.values())), ())
@@ -521,6 +549,36 @@ def _unsummed(shadow: Shadow, nodes: Sequence[Node], other: KnownValues) -> tupl
             reason = f"golden's value is the mean over {len(found)} ranks of what each of them has"
             return summing or found[0], reason
     return None
+
+
+def _is_summed_up(shadow: Shadow, node: Node) -> bool:
+    """Whether all that takes what a call gives does so together with other ranks."""
+    takers = [each for v in node.gives.values() for each in shadow.program.consumers.get(v, ())]
+    return bool(takers) and all(map(is_together, takers))
+
+
+def _common_factor(differing: Sequence[EffectPair]) -> float | None:
+    """By which whole number all effects that differ are too large, or too small."""
+    found = set[float]()
+    for its, mine in differing:
+        try:
+            ours, theirs = its.quantity.tensor, mine.quantity.tensor
+        except DumpcmpError:
+            return None
+        size = float((ours * ours).sum().abs()) if ours.shape == theirs.shape else 0.0
+        factor = float((ours * theirs).sum()) / size if size else 0.0
+        whole = factor if factor >= 1 else 1 / factor if factor > 0 else 0.0
+        if round(whole) < 2 or abs(whole - round(whole)) > _AS_ROUNDED * whole:
+            return None
+        factor = float(round(whole)) if factor >= 1 else 1 / round(whole)
+        if _is_far(theirs, ours * factor):
+            return None
+        found.add(factor)
+    return found.pop() if len(found) == 1 else None
+
+
+def _is_far(one: Tensor, other: Tensor) -> bool:
+    return float((one - other).norm()) > _AS_ROUNDED * float(other.norm())
 
 
 def _have_one_expression(golden: Shadow, target: Shadow) -> bool:
@@ -561,10 +619,11 @@ class _ProofPlace(NamedTuple):
 
 def _with_gradients(archive: Archive, program: Program) -> Program:
     """`program` with how its gradients follow from each other, as far as that is known."""
+    program = with_earlier_gradients(archive, program) if program.step else program
     load = partial(load_value, archive, program)
     if program.is_whole:
-        return with_gradients(program, load)
-    return with_rank_gradients(program, load)
+        return with_kept_gradients(with_gradients(program, load), load)
+    return with_sums_of_terms(with_rank_gradients(program, load))
 
 
 def _with_known_state(program: Program, is_single: bool) -> Program:

@@ -32,6 +32,7 @@ from dumpcmp.shadows.gradient_sums import (
     gradient_node,
     gradient_nodes,
 )
+from dumpcmp.shadows.kept_gradients import so_far
 from dumpcmp.shadows.program import (
     Node,
     OwnOperation,
@@ -424,6 +425,7 @@ class _Relating:
         last = max(orders.values(), default=-1)
         if local is not None and min(call.order for call in _calls(local)) >= last:
             yield from self._by_calls(gradient, local)
+            yield from self._by_earlier(gradient, local)
         for value in (value for value in values if orders[value] == last):
             yield from self._by_regions(value, gradient)
             yield from self._by_recorded_ops(value, gradient)
@@ -482,6 +484,18 @@ class _Relating:
                 some = self._of_ranks(gradient, local, group)
                 for size in (1, *self._sizes_inside(group)):
                     yield from self._reductions(gradient, local, some, share * size)
+
+    def _by_earlier(self, gradient: ValueId, local: Node) -> Iterator[Node]:
+        """What calls hand back, added to what the step before had left."""
+        other = so_far(self.program, local)
+        if other is None:
+            return
+        yield other
+        for group in self._groups(gradient.rank):
+            some = [so_far(self.program, each) for each in self._of_ranks(gradient, local, group)]
+            known = [each for each in some if each is not None]
+            for how in (RankReduction.MEAN, RankReduction.SUM):
+                yield _reduced(gradient, known, how, None)
 
     def _region(
         self, value: ValueId, gradient: ValueId, *, on_own_rank: bool = True

@@ -2,33 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.record import Kept
+from dumpcmp.nouns.record import Call, Kept
+from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import to_torch
+from dumpcmp.replay.holding import hold
+from dumpcmp.replay.rating import Rerun
 from dumpcmp.shadows.gradient_sums import gradient_nodes
 from dumpcmp.shadows.program import Node, Program, ValueId
 
+_OUTPUT = "output.0"
 _Gradients = Mapping[ValueId, list[ValueId]]  # of a weight: as each microbatch left it
 
 
+@dataclass(frozen=True, slots=True)
+class SumOfTerms:
+    """A gradient to which each microbatch adds a term that is recorded by itself."""
+
+    slot: str
+    calls: tuple[Call, ...] = ()
+
+    @property
+    def expression(self) -> Hashable:
+        return ("sum of terms",)
+
+    def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The sum."""
+        return {_OUTPUT: torch.stack([each.double() for each in given.values()]).sum(0)}
+
+    def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay:
+        """What was recorded, against the sum of what was recorded of its terms."""
+        return hold(Rerun(self.run(given), num_ops=len(given)), _OUTPUT, got)
+
+
+def with_sums_of_terms(program: Program) -> Program:
+    """`program`, in which weights' gradients are the sums of what microbatches added to them."""
+    made = list(_sums_of_terms(program))
+    return replace(program, nodes=[*program.nodes, *made]) if made else program
+
+
+def _sums_of_terms(program: Program) -> Iterator[Node]:
+    terms = _gradients(program)
+    for weight, gradient in program.gradients.items():
+        some = terms.get(weight, [])
+        if len(some) < 2 or gradient in program.producers or gradient in some:
+            continue
+        taker = program.consumers[weight][0]
+        takes = {f"term {at}": each for at, each in enumerate(some)}
+        own = SumOfTerms(f"grad_{next(s for s, v in taker.takes.items() if v == weight)}")
+        yield Node(gradient.rank, taker.call, takes, {_OUTPUT: gradient}, own)
+
+
 def with_named_weights(program: Program) -> Program:
-    """`program`, in which gradients are of weights that one of its steps has recorded."""
+    """`program`, in which gradients are of weights that one of its steps has recorded.
+
+    A weight that none of them has is what calls took that handed the gradient back.
+    """
     named = {
         (value.rank, value.key.op, value.key.slot): value
         for value in reversed(list(program.records))
         if value.key.slot.is_weight
     }
+    taken = {
+        gradient: node.takes[slot.removeprefix("grad_")]
+        for node in program.nodes
+        for slot, gradient in node.gradients.items()
+        if slot.removeprefix("grad_") in node.takes
+    }
     found: dict[ValueId, ValueId] = {}
     for value, gradient in program.gradients.items():
         known = value if value in program.records else named.get(
-            (value.rank, value.key.op, value.key.slot)
+            (value.rank, value.key.op, value.key.slot), taken.get(gradient)
         )  # fmt: skip
         if known is not None:
             found[known] = gradient
@@ -42,6 +94,8 @@ def with_shared_weights(archive: Archive, program: Program) -> Program:
     """
     program = _renamed(program, _weights(program))
     found = {weight: some for weight, some in _gradients(program).items() if len(some) > 1}
+    whole = program.gradients  # where what each microbatch adds is recorded by itself, too
+    found = {weight: some for weight, some in found.items() if whole.get(weight) in (None, *some)}
     is_rewound = _is_rewound(archive, program, found)
     last = {weight: some[0 if is_rewound else -1] for weight, some in found.items()}
     names = {each: last[weight] for weight, some in found.items() for each in some}
@@ -49,16 +103,23 @@ def with_shared_weights(archive: Archive, program: Program) -> Program:
 
 
 def _weights(program: Program) -> dict[ValueId, ValueId]:
-    """Leaves that have the bytes of a weight of their rank, and the weight by its first name."""
-    known: dict[tuple[int, str], ValueId] = {}
-    for value in program.leaves:
-        digest = program.records[value].digest
-        if value.key.slot.is_weight and digest:
-            known.setdefault((value.rank, digest), value)
+    """Leaves that have the bytes of a weight of their rank, and the weight by its first name.
+
+    Of several such weights, it is that of the same module.
+    """
+    known: dict[tuple[int, str], list[ValueId]] = {}
+    for value, record in program.records.items():
+        digest = record.digest
+        if value.key.slot.is_weight and digest and value not in program.producers:
+            known.setdefault((value.rank, digest), []).append(value)
     found = {}
     for leaf in program.leaves:
-        weight = known.get((leaf.rank, program.records[leaf].digest))
-        if weight is not None and weight != leaf and weight.key.step != leaf.key.step:
+        weights = known.get((leaf.rank, program.records[leaf].digest), [])
+        own = [each for each in weights if each.key.op.module == leaf.key.op.module]
+        weight = next(iter(own or weights), None)
+        if weight is None or weight == leaf:
+            continue
+        if weight.key.step != leaf.key.step or (own and not leaf.key.slot.is_weight):
             found[leaf] = weight
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
@@ -16,7 +16,7 @@ from dumpcmp.shadows.program import StepEffect
 from dumpcmp.shadows.quantities import Quantity
 from dumpcmp.shadows.shadow import Shadow
 from dumpcmp.shadows.slices import Marginals, is_covered_in_order, is_part
-from dumpcmp.shadows.stated_parts import make_up, part_at, stated_portion
+from dumpcmp.shadows.stated_parts import joined, make_up, part_at, stated_portion
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +82,8 @@ def paired_effects(golden: Shadow, target: Shadow) -> PairedEffects:
     if is_by_rank and (by_rank := _rank_by_rank(ours, theirs)) is not None:
         return by_rank
     if len({*ranks[0], *ranks[1]}) > 1:
+        if min(map(len, ranks)) > 1:
+            ours = list(_put_together(ours, golden))
         is_golden_whole = len(ranks[0]) == 1
         if is_golden_whole or len(ranks[1]) > 1:
             return _OverRanks(ours, theirs, golden, target, "golden").paired()
@@ -163,6 +165,23 @@ def _rank_by_rank(
     pairs = [(its, named.pop((its.place, its.effect.name), None)) for its in ours]
     found = [(its, mine) for its, mine in pairs if mine is not None and its.is_same(mine)]
     return PairedEffects(found) if len(found) == len(pairs) and not named else None
+
+
+def _put_together(effects: Sequence[ShownEffect], shadow: Shadow) -> Iterator[ShownEffect]:
+    """The effects, of which those are one that lie in parts over ranks, as their layouts say."""
+    named: dict[str, list[ShownEffect]] = {}
+    for each in effects:
+        named.setdefault(each.effect.name, []).append(each)
+    for some in named.values():
+        try:
+            portions = [stated_portion(shadow.record(each.effect.value)) for each in some]
+            whole = joined([each.quantity.tensor for each in some], portions)
+        except DumpcmpError:
+            whole = None
+        if whole is None:
+            yield from some
+        else:
+            yield replace(some[0], quantity=Quantity(_tensor=whole))
 
 
 def _same_name(one: ShownEffect, other: ShownEffect) -> bool:

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from dumpcmp.align.renaming import unwrapped
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.value import value_of
@@ -52,12 +53,18 @@ class Before:
     golden: Shadow
     target: Shadow
     earlier: Before | None = None
+    in_terms: frozenset[str] = frozenset()  # gradients of which each rank has a term
     names: dict[NameInProgram, NameInProgram] = field(init=False)  # of golden's weights: my names
     _values: dict[str, dict[str, ValueId]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.names = dict(self.earlier.names) if self.earlier is not None else self._names()
         self.earlier = None
+
+    def is_term(self, weight: ValueId) -> bool:
+        """Whether what is recorded of the gradient of one of the target's weights is a term."""
+        shown = (each for each in self.target.program.effects if each.leaf == weight)
+        return any(each.name in self.in_terms for each in shown)
 
     def _names(self) -> dict[NameInProgram, NameInProgram]:
         """How the target calls golden's weights: those of the same bytes, in their order."""
@@ -373,13 +380,15 @@ def _name(program: Program, value: ValueId) -> NameInProgram:
         if program.gradients.get(effect.value) == value:
             return "gradient", 0, effect.name
     key = value.key
-    return key.op, key.call, key.slot
+    return unwrapped(key.op), key.call, key.slot
 
 
 def _taken_as(shadow: Shadow, value: ValueId) -> Iterator[NameInProgram]:
     """The names that a weight has where calls take it."""
     slots = shadow.program.slots_of.get(value, ()) if value.key.slot.is_weight else ()
-    return ((at.key.op, at.key.call, at.key.slot) for at in slots if at.rank == value.rank)
+    return (
+        (unwrapped(at.key.op), at.key.call, at.key.slot) for at in slots if at.rank == value.rank
+    )
 
 
 def _is_cast(shadow: Shadow, ours: Record, theirs: Record, target: Quantity) -> bool:

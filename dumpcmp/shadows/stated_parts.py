@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -43,3 +43,17 @@ def make_up(portions: Iterable[Portion], shape: tuple[int, ...]) -> bool:
             return False
         held[torch.meshgrid([torch.from_numpy(dim) for dim in portion.dims], indexing="ij")] = True
     return bool(held.all())
+
+
+def joined(parts: Sequence[Tensor], portions: Sequence[Portion | None]) -> Tensor | None:
+    """The whole of which ranks have parts; None if one does not say which, or has all of it."""
+    known = [portion for portion in portions if portion is not None]
+    if len(known) < len(parts) or not make_up(known, known[0].whole):
+        return None
+    if any(portion.shape == portion.whole for portion in known):
+        return None
+    whole = parts[0].new_zeros(known[0].whole)
+    for part, portion in zip(parts, known, strict=True):
+        places = torch.meshgrid([torch.from_numpy(dim) for dim in portion.dims], indexing="ij")
+        whole[places] = part
+    return whole

@@ -80,7 +80,7 @@ def test_mean_losses_are_divided_by_the_number_of_microbatches(
     root = outcome.first_divergence
     assert outcome.exit_code == 1 and root is not None
     assert str(root.key) == "Sequential[0] 2/linear#0 grad_output.0"  # what the losses hand back
-    assert root.reason == "golden has no such numbers"
+    assert root.reason.startswith("golden has no such numbers")
     assert _apart(outcome) == pytest.approx(3)
 
 

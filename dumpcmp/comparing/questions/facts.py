@@ -413,7 +413,7 @@ class Facts:
             conditions,
             meaning=self._meaning(pair),
             check=check if update is None else update,
-            golden_check=own,
+            golden_check=own if update is None else None,
             regions=tuple(
                 self._region_of(side, run, key) if is_main else ""
                 for side, run, key in (

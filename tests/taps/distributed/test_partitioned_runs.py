@@ -264,7 +264,7 @@ NAMED = [
     (
         "a copy that changes numbers",
         "plain",
-        "<root>/add",
+        "<root>/mul",
         "only the target on rank 1 has it",
     ),
     ("offset", "long", "layers.1.attn/sub", "only the target on rank 1 has it"),

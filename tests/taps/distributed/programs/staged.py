@@ -48,11 +48,11 @@ def copying(capture: Capture, fault: str = "") -> None:
 
 
 class _Copy(torch.autograd.Function):
-    """A copy whose gradient is a copy, too; `wrong` is added to it."""
+    """A copy whose gradient is a copy, too; `wrong` is what it is too large by."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, wrong: float) -> Any:
-        return x.add(wrong) if wrong else x.clone()
+        return x.mul(1 + wrong) if wrong else x.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
