@@ -1,4 +1,4 @@
-"""Table "proof": the comparison by rows and the one by programs, over the same pairs of runs."""
+"""Table "proof": what `compare` says of pairs of runs, sound and with faults, over all corpora."""
 
 from __future__ import annotations
 
@@ -31,12 +31,10 @@ from benchmarks.truth.planting import Fault
 from benchmarks.truth.table import STRUCK
 from benchmarks.truth.watching import below
 
-HEADINGS = ("corpus", "engine", "cases", "exact", "near", "wrong place", "missed", "unknown",
+HEADINGS = ("corpus", "cases", "exact", "near", "wrong place", "missed", "unknown",
             "sound", "false alarms", "sound unknown", "seconds")  # fmt: skip
 JOBS = "PROOF_JOBS"
 PART = "PROOF_PART"  # one of how many faults of the truth corpus is planted
-ENGINES = {"rows": "", "programs": "new"}
-
 
 # Where the bugs of ports are: the first module of the port, and golden's.
 GUILTY = {
@@ -49,35 +47,38 @@ GUILTY = {
 }
 
 
+Grade = tuple[str, str]  # the grade, and the sentence that it is taken from
+
+
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """What one engine said of one pair."""
+    """What was said of one pair."""
 
     corpus: str
     case: str
-    engine: str
     grade: str  # exact, near, wrong place, missed, unknown; of a sound pair: same, alarm, unknown
     is_sound: bool
     told: str
     seconds: float
 
 
-def both(corpus: str, case: str, paths: Sequence[Path], fault: Fault | None) -> Iterator[Graded]:
-    """Ask both engines about one pair."""
-    for engine, chosen in ENGINES.items():
-        os.environ["DUMPCMP_ENGINE"] = chosen
-        began = time.process_time()
-        try:
-            grade, told = _asked(paths, fault)
-        except Exception as raised:
-            last = traceback.extract_tb(raised.__traceback__)[-1]
-            at = f"{Path(last.filename).name}:{last.lineno}"
-            grade, told = "unknown", f"crash: {type(raised).__name__}: {raised} at {at}"
-        seconds = time.process_time() - began
-        yield Graded(corpus, case, engine, grade, fault is None, told[:300], seconds)
+def asked(corpus: str, case: str, paths: Sequence[Path], fault: Fault | None) -> Graded:
+    """What is said of one pair."""
+    return _timed(corpus, case, fault is None, partial(_grade, paths, fault))
 
 
-def _asked(paths: Sequence[Path], fault: Fault | None) -> tuple[str, str]:
+def _timed(corpus: str, case: str, is_sound: bool, grade_of: Callable[[], Grade]) -> Graded:
+    began = time.process_time()
+    try:
+        grade, told = grade_of()
+    except Exception as raised:
+        last = traceback.extract_tb(raised.__traceback__)[-1]
+        at = f"{Path(last.filename).name}:{last.lineno}"
+        grade, told = "unknown", f"crash: {type(raised).__name__}: {raised} at {at}"
+    return Graded(corpus, case, grade, is_sound, told[:300], time.process_time() - began)
+
+
+def _grade(paths: Sequence[Path], fault: Fault | None) -> Grade:
     outcome = dumpcmp.compare(*paths)
     if fault is not None:
         graded = asking.graded(outcome, 0.0, fault)
@@ -103,7 +104,7 @@ def of_ports(cases: str) -> Iterator[Graded]:
             if plant is not ports.nothing:
                 modules = frozenset(GUILTY[plant.__name__])
                 fault = Fault(plant.__name__, frozenset(), modules, plant, certain="port")
-            yield from both(f"ports {cases.lower()}", f"{build.__name__} {plant.__name__}",
+            yield asked(f"ports {cases.lower()}", f"{build.__name__} {plant.__name__}",
                             paths, fault)  # fmt: skip
 
 
@@ -112,7 +113,7 @@ def of_truth(model: str, dtype: str, way: str, one_of: int) -> Iterator[Graded]:
     with tempfile.TemporaryDirectory() as room:
         goldens = Goldens(MODELS[model], dtype, Path(room))
         sound = goldens.target(partial(below, answer=ANSWERS[way]), True)
-        yield from both("truth", f"{model} {dtype} {way}", (goldens(True), sound), None)
+        yield asked("truth", f"{model} {dtype} {way}", (goldens(True), sound), None)
         if model not in STRUCK:
             return
         for fault in faults_of(goldens.model, dtype, way, goldens.seen()):
@@ -124,14 +125,14 @@ def of_truth(model: str, dtype: str, way: str, one_of: int) -> Iterator[Graded]:
             if fault.in_gradient:
                 fault.aliases = asking.aliases(golden, fault)
             if fault.detectable:
-                yield from both("truth", words, (golden, target), fault)
+                yield asked("truth", words, (golden, target), fault)
 
 
 def of_unseen(name: str) -> Iterator[Graded]:
     for way, *runs in unseen.WAYS:
         with tempfile.TemporaryDirectory() as room:
             paths = [unseen.dumped(name, Path(room, how), dtype, how) for how, dtype in runs]
-            yield from both("unseen", f"{name} {way}", paths, None)
+            yield asked("unseen", f"{name} {way}", paths, None)
 
 
 def of_partitioned(name: str) -> Iterator[Graded]:
@@ -141,29 +142,17 @@ def of_partitioned(name: str) -> Iterator[Graded]:
         partitioned.run_all(room, [name])
         golden = room / f"golden-{subject.golden}"
         clean = (golden, room / place(name))
-        yield from both("partitioned", name, clean, None)
+        yield asked("partitioned", name, clean, None)
         for fault in subject.faults:
             run = f"{name}:{fault.fault}"
             paths = (golden, room / place(run))
-            for engine, chosen in ENGINES.items():
-                yield _of_ranks(run, engine, chosen, paths, fault)
+            yield _timed("partitioned", run, False, partial(_grade_of_ranks, paths, fault))
 
 
-def _of_ranks(
-    run: str, engine: str, chosen: str, paths: tuple[Path, Path], fault: Planted
-) -> Graded:
-    os.environ["DUMPCMP_ENGINE"] = chosen
-    began = time.process_time()
-    try:
-        outcome = dumpcmp.compare(*paths)
-        grade, told = partitioned.graded(outcome, fault), outcome.word
-    except Exception as raised:
-        last = traceback.extract_tb(raised.__traceback__)[-1]
-        grade = "unknown"
-        told = f"crash: {raised!r} at {Path(last.filename).name}:{last.lineno}"
-    grade = "wrong place" if grade == "wrong" else grade
-    seconds = time.process_time() - began
-    return Graded("partitioned", run, engine, grade, False, told[:300], seconds)
+def _grade_of_ranks(paths: tuple[Path, Path], fault: Planted) -> Grade:
+    outcome = dumpcmp.compare(*paths)
+    grade = partitioned.graded(outcome, fault)
+    return "wrong place" if grade == "wrong" else grade, outcome.word
 
 
 def shares(one_of: int) -> Iterator[Callable[[], Iterator[Graded]]]:
@@ -186,7 +175,7 @@ def carried_out(share: Callable[[], Iterator[Graded]]) -> list[Graded]:
         warnings.simplefilter("ignore")
         try:
             for one in share():
-                print(f"{one.engine:8} {one.grade:12} {one.seconds:6.1f} s {one.corpus}: "
+                print(f"{one.grade:12} {one.seconds:6.1f} s {one.corpus}: "
                       f"{one.case}: {one.told}", file=sys.stderr, flush=True)  # fmt: skip
                 found.append(one)
         except Exception:
@@ -203,19 +192,18 @@ def table() -> Table:
         fresh = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(jobs, mp_context=fresh) as workers:
             found = [one for ones in workers.map(carried_out, work) for one in ones]
-    how = f"{len(found) // 2} pairs, each asked of both engines in turn. torch {torch.__version__}."
+    how = f"{len(found)} pairs. torch {torch.__version__}."
     return Table("proof", HEADINGS, list(_rows(found)), how)
 
 
 def _rows(found: Sequence[Graded]) -> Iterator[list[str]]:
     for corpus in dict.fromkeys(one.corpus for one in found):
-        for engine in ENGINES:
-            some = [one for one in found if one.corpus == corpus and one.engine == engine]
-            faults = Counter(one.grade for one in some if not one.is_sound)
-            sound = Counter(one.grade for one in some if one.is_sound)
-            seconds = sum(one.seconds for one in some)
-            yield [
-                corpus, engine, str(faults.total()),
-                *(str(faults[g]) for g in ("exact", "near", "wrong place", "missed", "unknown")),
-                str(sound.total()), str(sound["alarm"]), str(sound["unknown"]), f"{seconds:.0f}",
-            ]  # fmt: skip
+        some = [one for one in found if one.corpus == corpus]
+        faults = Counter(one.grade for one in some if not one.is_sound)
+        sound = Counter(one.grade for one in some if one.is_sound)
+        seconds = sum(one.seconds for one in some)
+        yield [
+            corpus, str(faults.total()),
+            *(str(faults[g]) for g in ("exact", "near", "wrong place", "missed", "unknown")),
+            str(sound.total()), str(sound["alarm"]), str(sound["unknown"]), f"{seconds:.0f}",
+        ]  # fmt: skip

@@ -53,8 +53,7 @@ class Explanation:
             return "no op diverges"
         what = f"{row.key.op} is the first op that differs: {row.key.slot}, {row.verdict}"
         where = f"computed at {row.source}" if row.source else ""
-        also = row.together if row.suspects else ""  # which storing every op did not tell apart
-        return "; ".join(filter(None, (what, row.judgement.reason, also, where)))
+        return "; ".join(filter(None, (what, row.judgement.reason, where)))
 
     def __repr__(self) -> str:
         lines = [self.headline, f"  values: {self.outcome.tally}"]

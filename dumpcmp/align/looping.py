@@ -13,13 +13,12 @@ from operator import itemgetter
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.renaming import unwrapped
 from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.layouts import CARRIED, CHUNK, LAP, STATE, Coordinate, Layout
+from dumpcmp.nouns.layouts import CARRIED, LAP, Coordinate, Layout
 from dumpcmp.nouns.record import Record
 
 OpName = tuple[str, int, str]  # model, step, and the op, in whichever call of its module
 NamedCalls = Mapping[OpName, Sequence[Site]]
 Lapped = Mapping[Site, tuple[Site, int]]  # a call -> the first lap's call that it is, its own lap
-_CARRIED = {LAP: CARRIED, CHUNK: STATE}  # the axes of what comes from one lap into the next
 LapSpan = tuple[int, int]  # orders of the first and the last call
 
 
@@ -122,7 +121,6 @@ class Merging:
     listing: Listing
     num: int
     laps: Lapped
-    axis: str = LAP
     firsts: dict[Key, Key] = field(default_factory=dict)  # of values of other laps: the first lap's
 
     def merged(self) -> Listing:
@@ -156,16 +154,8 @@ class Merging:
     def _join(self, keys: Sequence[Key]) -> None:
         """Let values be shards of one, the first; a weight that is told of once stays alone."""
         is_there = len(keys) == self.num and all(key in self.listing.values for key in keys)
-        if is_there and not (self.axis == CHUNK and self._is_handed_on(keys)):
+        if is_there:
             self.firsts |= dict.fromkeys(keys, keys[0])
-
-    def _is_handed_on(self, keys: Sequence[Key]) -> bool:
-        """Whether each lap takes what the one before gave: a state, which the first begins with."""
-        if not keys[0].slot.is_input:
-            return False
-        sources = [self.listing.record(key).same_as for key in keys]
-        laps = [self.laps.get(source.site) if source else None for source in sources]
-        return all(lap is not None and lap[1] == n for n, lap in enumerate(laps[1:]))
 
     def _join_ends(self) -> None:
         """Join what was cut before the loop, one part for each lap, and what is put together."""
@@ -208,7 +198,7 @@ class Merging:
 
     def _shards(self, records: Sequence[Record]) -> Iterator[Record]:
         is_carried = records[0].key.site in self.carried
-        axis = _CARRIED[self.axis] if is_carried else self.axis
+        axis = CARRIED if is_carried else LAP
         for number, record in enumerate(records):
             place = Coordinate(axis, number, self.num, known=False)
             layout = str(Layout(coordinates=(place,)))

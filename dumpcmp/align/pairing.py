@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from dumpcmp.align.beside import each_once, laid_beside, left_values, paired_values
-from dumpcmp.align.chunks import beside_parts
 from dumpcmp.align.counting import AS_COUNTED, Counting
 from dumpcmp.align.gradient_terms import without_terms
 from dumpcmp.align.kindred import by_order
@@ -26,7 +25,7 @@ from dumpcmp.align.sweeping import Sweep
 from dumpcmp.align.turning import Turns
 from dumpcmp.align.unwritten import unwritten
 from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.row import Pair, PairedBy, Unwritten
+from dumpcmp.nouns.row import Pair, Unwritten
 
 _ROUNDS = 4  # by order and by flow in turn, while either finds partners
 
@@ -52,12 +51,6 @@ def pair_values(
         pairs = _pair_model(ours, theirs, renaming or Renaming(), counting)
         pairs = with_collectives(pairs, golden, target)
     return with_repeats(list(_with_unwritten(pairs, golden, target)), golden, target)
-
-
-def paired_with_itself(listing: Listing) -> list[Pair]:
-    """Each value of one run beside itself, in order of execution."""
-    pairs = [Pair(key, key, PairedBy.KEY) for keys in listing.sites.values() for key in keys]
-    return with_repeats(list(_with_unwritten(pairs, listing, listing)), listing, listing)
 
 
 def _with_unwritten(pairs: Iterable[Pair], golden: Listing, target: Listing) -> Iterator[Pair]:
@@ -87,7 +80,6 @@ def _pair_model(
     pairs = each_once(_by_flow(sides) if sides.is_whole else by_names(sides))
     if any(call.kernel for call in target.calls.values()):
         pairs = list(by_provenance(pairs, golden, target, sides.kernel_of))
-    pairs = list(beside_parts(pairs, golden, target))
     return _in_order(sides, [turned_pair(sides, pair) for pair in pairs] if turns else pairs)
 
 

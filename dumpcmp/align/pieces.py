@@ -32,16 +32,6 @@ def parts_of(
     return next(filter(None, ways), None)
 
 
-def joined(shapes: Sequence[Extents], whole: Extents) -> list[Cut] | None:
-    """Where pieces lie that are one after another along some axis; None where none fits."""
-    return next(filter(None, (_joined(shapes, whole, n, 1) for n in range(len(whole)))), None)
-
-
-def stacked_along(shapes: Sequence[Extents], whole: Extents) -> int | None:
-    """The axis that pieces are the indices of, and which none of them has; None without one."""
-    return next((n for n in range(len(whole)) if _stacked(shapes, whole, n)), None)
-
-
 def _joined(shapes: Sequence[Extents], whole: Extents, axis: int, groups: int) -> list[Cut] | None:
     """Pieces one after another along `axis`, in each of its groups."""
     if len(shapes) < 2 or axis >= len(whole) or any(len(s) != len(whole) for s in shapes):

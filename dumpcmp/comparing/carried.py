@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.judge.settling import Settled
 from dumpcmp.nouns.arithmetic import gives_memory
 from dumpcmp.nouns.row import Pair, PairedBy
 
@@ -30,7 +29,6 @@ class Carried:
     Links stay within a step: that these are the same two values, their bytes tell.
     """
 
-    settled: dict[Pair, Settled] = field(default_factory=dict)  # what the judge knows of them
     _weights: dict[TwoDigests, Pair] = field(default_factory=dict)
     _steps: dict[str, _TwoSteps] = field(default_factory=dict)  # by model
 
@@ -50,13 +48,6 @@ class Carried:
             if golden.first(pair.golden).slot.is_weight:
                 self._weights.setdefault(digests, pair)
         return found
-
-    def let_go(self) -> None:
-        """Forget what no later step can have."""
-        kept = {*self._weights.values()}
-        for steps in self._steps.values():
-            kept |= {*steps.before.values(), *steps.now.values()}
-        self.settled = {pair: one for pair, one in self.settled.items() if pair in kept}
 
 
 @dataclass(slots=True, eq=False)

@@ -29,8 +29,7 @@ class ChosenNumbers:
     @cached_property
     def is_any(self) -> bool:
         """Whether any choice was another, so that what follows may be another computation."""
-        chosen = (row.verdict is Verdict.FLIP or row.touched is not None for row in self.rows)
-        return self.before or any(chosen)
+        return self.before or any(row.verdict is Verdict.FLIP for row in self.rows)
 
     def explains(self, difference: LeafDifference) -> bool:
         """Whether both numbers are what the sides chose, at one place."""
@@ -46,7 +45,7 @@ class ChosenNumbers:
 
     def _tasks(self) -> Iterator[Task]:
         names = {(row.golden_key, row.target_key) for row in self.rows
-                 if row.verdict is Verdict.FLIP or row.touched is not None}  # fmt: skip
+                 if row.verdict is Verdict.FLIP}  # fmt: skip
         for pair, task in (self.work or {}).items():
             if (pair.golden, pair.target) in names and isinstance(task, Task):
                 yield task

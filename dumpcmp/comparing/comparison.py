@@ -18,12 +18,11 @@ from dumpcmp.comparing.own_metrics import loadable
 from dumpcmp.comparing.placing import device_named, plain_arithmetic, workers_for
 from dumpcmp.comparing.proposals import mapping_by_values
 from dumpcmp.comparing.remarks import caveats, facts_to_know, missing_of
-from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.same_steps import SameStep
 from dumpcmp.comparing.shortcuts import said_of
 from dumpcmp.comparing.showing import Showing
 from dumpcmp.comparing.side import OpenRun, ask_anew, open_run
-from dumpcmp.comparing.span_comparison import SpanComparison
+from dumpcmp.comparing.span_comparison import Replaying, SpanComparison
 from dumpcmp.comparing.spans import Span, span_of, spans
 from dumpcmp.comparing.stepping import counted_steps
 from dumpcmp.comparing.uncompared import alone, not_compared
@@ -125,7 +124,6 @@ def compare(
         *counting.remarks,
         *(proposal.remarks if proposal else ()),
         *noted.laps(),
-        *noted.chunks(),
         *noted.idle_calls(),
         *caveats(comparing.rule, rows),
         *noted.own_metrics(),

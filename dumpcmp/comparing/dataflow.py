@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from dumpcmp.align.listing import Listing
@@ -21,8 +21,6 @@ class DataFlow:
     pairs: Sequence[Pair]
     golden: Listing
     target: Listing
-    again: Mapping[Pair, Pair] = field(default_factory=dict)  # what a step was given, by earlier
-    clipped: Mapping[tuple[str, int], Pair] = field(default_factory=dict)  # `clipped_by`
 
     @cached_property
     def ours(self) -> dict[Key, Pair]:
@@ -49,12 +47,6 @@ class DataFlow:
         ours = self.ours.get(before) if before else None
         theirs = self.theirs.get(beside) if beside else None
         return (None if ours is pair else ours), (None if theirs is pair else theirs)
-
-    def are_one(self, ours: Pair, theirs: Pair | None) -> bool:
-        """Whether two pairs are one value in golden, which may give it out twice: x[0] and x[0]."""
-        if ours is theirs or theirs is None or ours.golden is None or theirs.golden is None:
-            return ours is theirs
-        return self.golden.first(ours.golden) == self.golden.first(theirs.golden)
 
     def given_to(self, pair: Pair) -> list[Pair]:
         """What the call of `pair` was given in the forward pass."""
@@ -91,8 +83,6 @@ class DataFlow:
 
     def _sources(self, pair: Pair) -> Iterator[Pair]:
         yield from (source for source in self.taken_from(pair) if source is not None)
-        if pair in self.again:
-            yield self.again[pair]
         slot = pair.key.slot
         if slot.is_gradient:
             yield from (source for source in self._behind(pair) if source is not pair)
@@ -115,11 +105,8 @@ class DataFlow:
                 return
 
     def _taken(self, gradient: Pair | None) -> Iterator[Pair]:
-        """A gradient as an optimizer took it: clipped by what others were as well."""
         if gradient is not None:
             yield gradient
-            other = self.clipped.get((gradient.key.model, gradient.key.step))
-            yield from () if other is None else (other,)
 
     def _written_from(self, weight: Key) -> Iterator[Pair]:
         """What an optimizer, or a batch norm, made a weight of that is recorded again.

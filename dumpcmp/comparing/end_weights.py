@@ -58,7 +58,7 @@ class EndWeights:
     """The weights of two runs, while a comparison goes through the steps, up to their ends."""
 
     _known: dict[WeightName, list[_Paired]] = field(default_factory=dict)
-    _names: dict[Key, Key] = field(default_factory=dict)  # what reports call those at the end
+    names: dict[Key, Key] = field(default_factory=dict)  # what reports call those at the end
     alone: dict[str, list[str]] = field(default_factory=dict)  # by side: changed, without a partner
     _failed: dict[WeightName, Key] = field(default_factory=dict)  # which was wrong before the end
 
@@ -127,8 +127,8 @@ class EndWeights:
         one: _Paired,
     ) -> tuple[Pair, _Shards, _Shards]:  # fmt: skip
         assert pair.golden is not None and pair.target is not None
-        self._names[pair.golden] = golden.effect(name)
-        self._names[pair.target] = target.effect(other)
+        self.names[pair.golden] = golden.effect(name)
+        self.names[pair.target] = target.effect(other)
         ours = _at(pair.golden, golden.changed.get(name, one.golden))
         theirs = _at(pair.target, target.changed.get(other, one.target))
         return pair, ours, theirs
@@ -150,12 +150,12 @@ class EndWeights:
         One that was wrong before its end follows from that, and what an optimizer keeps of it.
         """
         for row in rows:
-            if row.verdict.fails and row.key.slot.is_weight and row.key not in self._names:
+            if row.verdict.fails and row.key.slot.is_weight and row.key not in self.names:
                 self._failed.setdefault(_name(row.key), row.cause or row.key)
         return [self.renamed(self._following(row)) for row in rows]
 
     def _following(self, row: Row) -> Row:
-        names = [_name(row.key)] if row.key in self._names else []
+        names = [_name(row.key)] if row.key in self.names else []
         names += [(row.key.model, op, slot) for op, slot in parameters_kept(row.key)]
         failed = (self._failed[name] for name in names if row.root and name in self._failed)
         cause = next(failed, None)
@@ -167,12 +167,12 @@ class EndWeights:
     def renamed(self, row: Row) -> Row:
         """`row` under the names of effects, if it is of weights at the end."""
         keys = (row.key, row.golden_key, row.target_key, row.cause)
-        if not any(key in self._names for key in keys if key is not None):
+        if not any(key in self.names for key in keys if key is not None):
             return row
-        key, golden, target, cause = (self._names.get(k, k) if k else None for k in keys)
+        key, golden, target, cause = (self.names.get(k, k) if k else None for k in keys)
         assert key is not None
         judgement = row.judgement
-        if row.key in self._names:
+        if row.key in self.names:
             judgement = _in_words(judgement, row.key.step)
         return replace(
             row, key=key, golden_key=golden, target_key=target, cause=cause, judgement=judgement

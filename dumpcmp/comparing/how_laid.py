@@ -29,7 +29,6 @@ def how_laid(golden: Assembled, target: Assembled, metrics: Metrics, limit: floa
     is_solved, is_number = target.basis is Basis.SOLVED, golden.value.dtype.kind in INEXACT
     is_own = target.basis in (Basis.SOME_FIT, Basis.ASSUMED) and not is_number
     is_by_rank = target.basis is Basis.BY_RANK
-    is_joined = bool(golden.plan)
     return LaidOut(
         note,
         target.layout,
@@ -39,7 +38,6 @@ def how_laid(golden: Assembled, target: Assembled, metrics: Metrics, limit: floa
         ranks,
         is_own=is_own,
         is_by_rank=is_by_rank,
-        is_joined=is_joined,
         is_replicated=target.basis is Basis.REPLICAS and len(target.value.shape) > 0,
     )
 

@@ -93,11 +93,6 @@ def _lie_alike(task: Task) -> bool:
     return ours == theirs and task.golden.facts.num_ranks == task.target.facts.num_ranks
 
 
-def places_of(task: Task) -> Integers:
-    """Where the rows lie that both sides keep."""
-    return _common(*(_sample(shares.first).rows for shares in (task.golden, task.target)))
-
-
 def _sample(record: Record) -> Sample:
     return record.sample or Sample.of(math.prod(record.shape), record.shape)
 

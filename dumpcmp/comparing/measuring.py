@@ -18,7 +18,6 @@ from dumpcmp.align.mesh.held import (
     LostShardError,
     TermsError,
 )
-from dumpcmp.align.mesh.travelled import in_golden_order
 from dumpcmp.align.mesh.unshard import distance
 from dumpcmp.comparing.batches import run_batched
 from dumpcmp.comparing.both_sides import (
@@ -38,7 +37,6 @@ from dumpcmp.comparing.side import Shares, archive_at
 from dumpcmp.judge.conditions import INEXACT
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.layouts import parse_layout
 from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.row import (
@@ -78,23 +76,6 @@ def _as_found(job: Job, measured: Measured) -> Job:
     if not isinstance(job, Task) or laid is None or not laid.layout:
         return job
     return replace(job, known=parse_layout(laid.layout))
-
-
-def unsolved_in(measured: Mapping[Pair, Measured]) -> Callable[[Pair], bool]:
-    """Whether no layout makes a pair's shards a whole value, where it is or first appears.
-
-    Numbers that a rank made for itself, such as places in its own list of tokens, are no shards.
-    """
-
-    def is_unsolved(pair: Pair) -> bool:
-        found = measured.get(pair) or measured.get(pair.repeats or pair)
-        if found is None:
-            return False
-        is_own = found.laid is not None and found.laid.is_own and not pair.key.slot.is_weight
-        is_open = found.trouble in (Trouble.UNSOLVED, Trouble.LACKING)
-        return is_open or (is_own and pair.key.op != ROOT)
-
-    return is_unsolved
 
 
 def _measure_each(
@@ -160,22 +141,9 @@ def measure_task(task: Job) -> Measured:
     except TermsError as error:
         return _of_terms(task, error.message)
     except AssemblyError as error:
-        return Measured(trouble=Trouble.UNSOLVED, said=error.message, by_rows=_row_by_row(task))
+        return Measured(trouble=Trouble.UNSOLVED, said=error.message)
     except DumpcmpError as error:
         return Measured(trouble=Trouble.UNREADABLE, said=error.message)
-
-
-def _row_by_row(task: Task) -> Metrics | None:
-    """The rows that ranks hold against golden's, in whichever order and on whichever rank.
-
-    That they are the same says nothing of where they should be.
-    """
-    if task.is_beside or len(task.golden.records) > 1:
-        return None
-    held = task.target.held()
-    golden = whole_value(task.golden)
-    found = in_golden_order(golden, [held.load(record) for record in held.records])
-    return measure(golden, found, task.closeness) if found else None
 
 
 def _of_terms(task: Task, said: str) -> Measured:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from dumpcmp.align.listing import Listing
@@ -146,14 +145,15 @@ class _Asking:
             return self._held({"dtype": asked_dtype(ours)}, {"dtype": asked_dtype(theirs)}, {})
         if ours.function in _BRACKETS:
             return self._held(taken_of(ours), taken_of(theirs), {})
-        naming = import_module("dumpcmp.comparing.binding")  # needs torch, whose import takes long
+        # it needs torch, whose import takes long
+        from dumpcmp.comparing.binding import bindings_of, defaults_of, unnamed
+
         golden, target = (
-            naming.bindings_of(side.given, side.function, side.call.target)
-            for side in (ours, theirs)
+            bindings_of(side.given, side.function, side.call.target) for side in (ours, theirs)
         )
         if not golden and not target:  # nobody says what the arguments are called
-            golden, target = ([naming.unnamed(s.given, s.function)] for s in (ours, theirs))
-        defaults = naming.defaults_of(ours.function, ours.call.target)
+            golden, target = ([unnamed(s.given, s.function)] for s in (ours, theirs))
+        defaults = defaults_of(ours.function, ours.call.target)
         candidates = [self._held(one, other, defaults) for one in golden for other in target]
         return [*self._autocast(), *min(candidates, key=len, default=())]
 
@@ -240,7 +240,7 @@ def _last_word(function: str) -> str:
 
 
 def _told(ask: _Asking, golden: str, target: str, said: str) -> CallDifference:
-    return CallDifference(ask.golden.call.site, ask.target.call.site, golden, target, said)
+    return CallDifference(ask.golden.call.site, golden, target, said)
 
 
 def _spelled(function: str, arguments: Sequence[tuple[str, Any]]) -> str:

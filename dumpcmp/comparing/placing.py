@@ -6,23 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.batches import Together
-from dumpcmp.comparing.both_sides import side_of
 from dumpcmp.comparing.laying import Job, Task
 from dumpcmp.execute import P, R, SerialExecutor, executor_for, num_workers
 from dumpcmp.measure import core
 from dumpcmp.nouns.errors import SelectionError
-from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.row import Pair
-from dumpcmp.nouns.value import to_torch
-
-if TYPE_CHECKING:  # torch is imported where there is something to run
-    from torch import Tensor
-
-    from dumpcmp.comparing.reruns import Loading
-
 
 _LARGE = 64 << 20  # bytes of both sides
 
@@ -83,21 +73,6 @@ class Sharing(Executor):
         """Have `fn` done by the pool, or at once by the threads of this process."""
         is_large = any(isinstance(one, Together) and one.nbytes >= _LARGE for one in args)
         return (self._here if is_large else self._pool).submit(fn, *args, **kwargs)
-
-
-def loaded(reading: Loading, is_target: bool) -> Tensor:
-    """One side of a pair as a tensor, where its task is done."""
-    found = to_torch(side_of(reading.task, is_target))
-    return found if reading.task.on == "cpu" else found.to(reading.task.on)
-
-
-def loaded_for(call: Call, reading: Loading, is_target: bool) -> Tensor:
-    """The same as `call` took it: as it lay in memory, where that decides how it rounds."""
-    from dumpcmp.replay.lying import laid_as, rounds_by_layout
-
-    found = loaded(reading, is_target)
-    shares = reading.task.target if is_target else reading.task.golden
-    return laid_as(found, shares.first.stride) if rounds_by_layout(call) else found
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.synonyms import keeps_elements
-from dumpcmp.comparing.carried import two_digests
 from dumpcmp.comparing.side import Side
 from dumpcmp.judge.tolerances import QUANTISED
 from dumpcmp.nouns.errors import DumpcmpError
@@ -60,17 +59,6 @@ def _is_weight(key: Key, golden: Listing) -> bool:
         return first.slot.is_weight
     given = [each for each in golden.sites[first.site] if each.slot.is_input]
     return bool(given) and all(_is_weight(each, golden) for each in given)
-
-
-def rounded_again(
-    replays: Mapping[Pair, Replay], pairs: Iterable[Pair], golden: Listing, target: Listing
-) -> dict[Pair, Replay]:
-    """The same of what stands beside golden's value once more, as its bytes tell."""
-    known = {two_digests(pair, golden, target): one for pair, one in replays.items() if one.levels}
-    if not known:
-        return {}
-    others = ((pair, two_digests(pair, golden, target)) for pair in pairs if pair not in replays)
-    return {pair: known[digests] for pair, digests in others if digests and digests in known}
 
 
 def _of_pair(pair: Pair, golden: Side, target: Side, words: Iterable[str]) -> Quantised | None:

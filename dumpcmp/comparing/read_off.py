@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,28 +12,10 @@ from dumpcmp.comparing.both_sides import side_of
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.laying import Job, Task
 from dumpcmp.judge.tolerances import SAME_RATIO
-from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.given import argument_tree, differing
-from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.record import Call
+from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.row import Measured, Pair
 from dumpcmp.nouns.value import Kind, dtype_named
-
-
-def with_read_numbers(
-    flow: DataFlow,
-    differences: Iterable[CallDifference],
-    work: Mapping[Pair, Job],
-    measured: Mapping[Pair, Measured],
-) -> dict[Site, Call]:
-    """Golden's calls with the target's numbers, where those they differ in were read off tensors.
-
-    What they were read off is a pair before the call, and how its sides differ has its own row.
-    """
-    readable = _ReadOff(flow, work, measured)
-    found = ((each.golden_site, readable.call_of(each)) for each in differences)
-    return {site: call for site, call in found if call is not None}
 
 
 def reading(
@@ -65,22 +47,6 @@ class _ReadOff:
     flow: DataFlow
     work: Mapping[Pair, Job]
     measured: Mapping[Pair, Measured]
-
-    def call_of(self, difference: CallDifference) -> Call | None:
-        """Golden's call with the target's numbers; None if one of them was not read off."""
-        ours = self.flow.golden.calls.get(difference.golden_site)
-        theirs = self.flow.target.calls.get(difference.target_site)
-        if ours is None or theirs is None or ours.op.function != theirs.op.function:
-            return None  # such as a call of some ranks alone
-        found = differing(argument_tree(ours), argument_tree(theirs), float)
-        if not found or not all(self._is_read(ours, _BothNumbers(*both)) for both in found):
-            return None
-        return replace(ours, arguments=theirs.arguments)
-
-    def _is_read(self, call: Call, numbers: _BothNumbers) -> bool:
-        where = call.site.step, call.order
-        before = (each for place, each in self._singles.get(call.site.model, ()) if place < where)
-        return any(_are_made_of(numbers, each) for each in before)
 
     def is_anywhere(self, numbers: _BothNumbers) -> bool:
         """Whether `numbers` were read off any value."""

@@ -18,7 +18,6 @@ from dumpcmp.nouns.rows import Trait, marked
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.nouns.spoken import counted, plural
 
-_SIDES = ("golden", "the target")
 _MOST_CALLS = 3  # that differ for nothing, and are told of one by one
 
 
@@ -59,10 +58,6 @@ class Noted:
     shortcuts: frozenset[str] = frozenset()
     is_undeclared: bool = False  # one side has floats of 8 bits, and nobody says that it may
     num_laps: int = 0  # values of golden that are later laps of a loop
-    num_chunks: tuple[int, int] = (
-        0,
-        0,
-    )  # golden's and the target's that are later chunks of a whole
     num_sampled: int = 0  # values of which some rows alone were compared
     num_rounded: int = 0  # values that were rounded to declared levels
     rounded_most: Row | None = None  # the one of them that is farthest from golden's
@@ -135,10 +130,6 @@ class Noted:
             calls = counted(left, "more call differs", "more calls differ")
             yield f"{calls}, and nothing fails for {plural(left, 'it', 'them')} alone"
 
-    def note_chunks(self, golden: int, target: int) -> None:
-        """Note how many values of either run are later chunks of a whole."""
-        self.num_chunks = self.num_chunks[0] + golden, self.num_chunks[1] + target
-
     def laps(self) -> Iterator[str]:
         """What golden runs in a loop and the ranks side by side."""
         if self.num_laps:
@@ -147,16 +138,6 @@ class Noted:
                 f"{self.num_laps} of its values {plural(self.num_laps, 'stands', 'stand')} beside "
                 "those of the first lap"
             )
-
-    def chunks(self) -> Iterator[str]:
-        """What one run puts through a loop and the other takes at once."""
-        for who, other, num in zip(_SIDES, reversed(_SIDES), self.num_chunks, strict=True):
-            if num:
-                yield (
-                    f"{who} runs in chunks what {other} runs at once: "
-                    f"{num} of its values {plural(num, 'stands', 'stand')} beside those of the "
-                    "first chunk"
-                )
 
     def own_metrics(self) -> Iterator[str]:
         """What must be said of metrics that gave no number."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dumpcmp.align.counting import AS_COUNTED, Counting
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.judge import Evidence
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.row import Pair, Row, Verdict, Why
 from dumpcmp.nouns.rows import having
@@ -69,24 +68,8 @@ def _tap(stated: dict[str, Any]) -> Tap:
     )
 
 
-def spared(
-    evidence: Iterable[Evidence],
-    golden: Asking,
-    target: Asking,
-    models: Mapping[str, str] | None = None,
-) -> list[Evidence]:
-    """`evidence`, where one side is alone, with why the other was not to record it.
-
-    `models` are golden's names of the target's models.
-    """
-    names = models or {}
-    return [
-        one if one.pair.both else replace(one, unasked=_unasked(one.pair, golden, target, names))
-        for one in evidence
-    ]
-
-
-def _unasked(pair: Pair, golden: Asking, target: Asking, models: Mapping[str, str]) -> str:
+def unasked(pair: Pair, golden: Asking, target: Asking, models: Mapping[str, str]) -> str:
+    """Why one side was not asked to record a value that the other has; empty where it was."""
     is_golden = pair.golden is not None
     model = pair.key.model if is_golden else models.get(pair.key.model, pair.key.model)
     if said := target.counting.why_alone(model, pair.key.step, is_golden=is_golden):

@@ -29,7 +29,7 @@ class Spread:
         for row in rows:
             if row.verdict is not Verdict.PASS or row.metrics is None or row.key.op.is_effect:
                 continue
-            if row.touched is not None or row.judgement.why is Why.ILL:
+            if row.judgement.why is Why.ILL:
                 continue
             error = row.metrics.rel_l2 if row.metrics.rel_l2 > 0 else 0.0
             if row.key.slot.is_gradient:

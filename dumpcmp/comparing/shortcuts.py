@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from dumpcmp.align.listing import Listing
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.judge.tolerances import FAST_SUMS, QUANTISED, SHORT_SUMS, SHORTCUTS
-from dumpcmp.nouns.arithmetic import adds_in_short
+from dumpcmp.judge.tolerances import QUANTISED, SHORTCUTS
 from dumpcmp.nouns.errors import SelectionError
-from dumpcmp.nouns.given import argument_tree
-from dumpcmp.nouns.record import Call
 
 # Torch has leave to sum partial sums of short dtypes in those, unless it is taken away. What that
 # rounds is within the plain bound, so that only who asks for it gets a wider one.
@@ -32,18 +28,6 @@ def allowed(asked: str | Sequence[str], target: Archive, devices: Iterable[str])
     facts = [facts.get("run", {}) for facts in target.run.values()] if on_gpu else []
     told = {word for one in facts for word in one.get("shortcuts", ())}
     return frozenset(words) | (told & _BY_DEFAULT)
-
-
-def lost_in_sums(call: Call, listing: Listing, device: str) -> float:
-    """What a `device` loses of the terms where it adds up products of floats of 8 bits."""
-    if not adds_in_short(call.op, device):
-        return 0.0
-    tree = argument_tree(call)
-    args, kwargs = tree.get("args", []), tree.get("kwargs", {})
-    is_fast = kwargs.get("use_fast_accum", args[7] if len(args) > 7 else False) is True
-    first = call.site.key("input.0")
-    num_terms = listing.record(first).shape[-1] if first in listing.values else 1
-    return max(SHORT_SUMS, is_fast * FAST_SUMS * num_terms)
 
 
 def said_of(shortcuts: frozenset[str]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from dumpcmp.align.counting import Counting
@@ -13,7 +14,6 @@ from dumpcmp.comparing.carried import Carried
 from dumpcmp.comparing.effects_seen import EffectsSeen
 from dumpcmp.comparing.measuring import Tell
 from dumpcmp.comparing.remarks import Noted
-from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.same_steps import SameStep
 from dumpcmp.comparing.shortcuts import allowed
 from dumpcmp.comparing.showing import Showing
@@ -27,6 +27,14 @@ from dumpcmp.nouns.row import Pair, Row
 if TYPE_CHECKING:
     from dumpcmp.comparing.questions.step_programs import Programs
     from dumpcmp.comparing.questions.verdicts import ValueState
+
+
+class Replaying(StrEnum):
+    """Which ops are run again."""
+
+    AUTO = "auto"  # those that were given or gave out anything that is not the same to the bit
+    ALL = "all"
+    OFF = "off"
 
 
 @dataclass(slots=True, eq=False)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.judge import Evidence
 from dumpcmp.nouns.key import Site, Slot
 from dumpcmp.nouns.record import Call, Phase
 from dumpcmp.nouns.spoken import said_of
@@ -40,16 +38,6 @@ def said_of_ranks(stopped: Mapping[range, str]) -> Iterator[str]:
     for run, where in stopped.items():
         alike[where].append(run)
     yield from (said_of(ranks, where) for where, ranks in alike.items())
-
-
-def open_for(
-    evidence: Iterable[Evidence], golden: Mapping[range, str], target: Mapping[range, str]
-) -> list[Evidence]:
-    """`evidence`, where one side is alone, with the ranks that stopped: who knows who lacks it."""
-    lost = "; ".join([*said_of_ranks(golden), *said_of_ranks(target)])
-    if not lost:
-        return list(evidence)
-    return [one if one.pair.both else replace(one, lost=lost) for one in evidence]
 
 
 def _when(end: Call | None) -> When:

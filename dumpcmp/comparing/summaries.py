@@ -11,8 +11,10 @@ from dumpcmp.align.mesh.held import AssemblyError, Held
 from dumpcmp.align.mesh.regions import portion_of
 from dumpcmp.align.mesh.unshard import Disagreement, Plan, Tile, plan_unshard, unshard
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.comparing.side import Side
 from dumpcmp.judge.tolerances import SEGMENT
 from dumpcmp.nouns.errors import DumpcmpError, LayoutError
+from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.value import Value
 from dumpcmp.summary.estimates import estimate, worst_rows
@@ -29,6 +31,15 @@ def load_summary(archive: Archive, record: Record, recipe: Recipe = DEFAULT) -> 
         raise DumpcmpError(f"of {record.key} {record.sample} are kept, and no Summary")
     numbers = archive.load(record).bits.astype(np.float64, copy=False)
     return unpack(record.stored, numbers, record.dtype, record.shape)
+
+
+def is_zero_everywhere(side: Side, key: Key) -> bool:
+    """Whether every element of a value is zero, on all ranks that have it."""
+    try:
+        summaries = [load_summary(side.archive, one) for one in side.listing.values[key]]
+    except DumpcmpError:  # what cannot be read tells nothing
+        return False
+    return all(summary.num_zero == summary.count > 0 for summary in summaries)
 
 
 @dataclass(frozen=True, slots=True)

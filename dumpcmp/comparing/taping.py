@@ -39,7 +39,6 @@ class GradientPlan:
     given: Mapping[Place, Key] = field(default_factory=dict)  # forward values
     grads: Mapping[Place, Key] = field(default_factory=dict)  # given for outputs, backward
     dtypes: Mapping[Place, str] = field(default_factory=dict)  # of outputs
-    gave: Mapping[Place, Key] = field(default_factory=dict)  # the outputs themselves
     unknown: str = ""  # why there is no plan
 
     @property
@@ -150,15 +149,13 @@ class _Stretch:
         number = {site: index for index, site in enumerate(order)}
         calls = tuple(listing.calls[site] for site in order)
         wires, leaves, given = self._inputs(number)
-        gave = dict(self._gave(number))
         return GradientPlan(
             calls,
             wires,
             tuple(leaves),
             given,
             {(number[site], slot): key for (site, slot), key in self.ends.items()},
-            {place: listing.record(key).dtype for place, key in gave.items()},
-            gave,
+            {place: listing.record(key).dtype for place, key in self._gave(number)},
         )
 
     def _inputs(

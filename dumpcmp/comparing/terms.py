@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.comparing.laying import is_partial, like
+from dumpcmp.comparing.laying import is_partial
 from dumpcmp.nouns.arithmetic import Collective
-from dumpcmp.nouns.key import ROOT, Key, Site
-from dumpcmp.nouns.op_names import WorkSet
+from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.record import Kept, Record
-from dumpcmp.nouns.row import LaidOut, Measured, Pair, Trouble
+from dumpcmp.nouns.row import LaidOut, Measured, Pair
 
-# Functions of a sum that are the sum of what they are of its terms: they may take terms as such.
-_LINEAR = WorkSet(
-    """
-    all_reduce bmm cat chunk clone contiguous detach div einsum expand flatten getitem index_add
-    index_select linear masked_fill matmul mean mm movedim mul narrow neg pad permute repeat reshape
-    scatter_add select setitem split squeeze stack sum to transpose unbind unflatten unsqueeze view
-    where zeros_like empty_like new_empty new_zeros
-    """
-)
 _ADDING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
-_SUMS = WorkSet("add sub")  # linear only if all that they add up are terms
-
-
-def terms_left(found: Mapping[Pair, Measured], target: Listing) -> dict[Pair, str]:
-    """What is wrong with values that are terms of a sum and should be the sum itself."""
-    return _taken_as_sums(found) | _summed_elsewhere(found, target)
 
 
 def terms_given(found: Mapping[Pair, Measured], target: Listing) -> dict[Pair, str]:
@@ -76,59 +59,5 @@ def _is_same(taken: Record, own: Record) -> bool:
     return is_alike and (taken.digest == own.digest or taken.kept is Kept.NOTHING)
 
 
-def _summed_elsewhere(found: Mapping[Pair, Measured], target: Listing) -> dict[Pair, str]:
-    """Module outputs that lie in partial terms, and a like module that has them reduced.
-
-    Where somebody has stated how such a value lies, it is judged by that.
-    """
-    outputs = {
-        pair: (pair.target, one.laid)
-        for pair, one in found.items()
-        if one.laid and pair.target and pair.target.slot.is_output and pair.target.op.is_module
-    }
-    summed = {like(key): key.op for key, laid in outputs.values() if not is_partial(laid)}
-    stated = {target.first(key) for key, laid in outputs.values() if not laid.is_solved}
-    inner: dict[Key, Pair] = {}  # of one value that several modules give out: the innermost
-    for pair, (key, laid) in outputs.items():
-        if laid.is_solved and is_partial(laid) and like(key) in summed:
-            value = target.first(key)
-            other = inner.setdefault(value, pair)
-            inner[value] = max(other, pair, key=lambda one: one.key.op.count("."))
-    return {
-        pair: f"in {summed[like(outputs[pair][0])]} they hold the sum"
-        for value, pair in inner.items()
-        if value not in stated
-    }
-
-
-def _taken_as_sums(found: Mapping[Pair, Measured]) -> dict[Pair, str]:
-    """Inputs in partial terms of ops that need the sum, and whose results then are nothing."""
-    calls: dict[Site, list[Pair]] = defaultdict(list)
-    for pair in found:
-        if pair.golden and pair.target and not pair.golden.slot.is_gradient:
-            calls[pair.golden.site].append(pair)
-    wrong: dict[Pair, str] = {}
-    for site, pairs in calls.items():
-        function = site.op.function
-        given = [pair for pair in pairs if pair.key.slot.is_input]
-        terms = [pair for pair in given if _are_terms(found[pair])]
-        if not terms or site.op.is_module or function in _LINEAR:
-            continue
-        is_sum = function in _SUMS and len(terms) == len(given)
-        if not is_sum and _agree([found[pair] for pair in given]) and _fails(pairs, found):
-            wrong[terms[0]] = f"and {site.op} takes them as if they were the sum"
-    return wrong
-
-
 def _are_terms(measured: Measured) -> bool:
     return measured.laid is not None and measured.laid.is_solved and is_partial(measured.laid)
-
-
-def _agree(given: Sequence[Measured]) -> bool:
-    return all(one.trouble is None and not (one.laid and one.laid.remark) for one in given)
-
-
-def _fails(pairs: Sequence[Pair], found: Mapping[Pair, Measured]) -> bool:
-    """Whether no layout makes sense of what the call gave out."""
-    gave = [found[pair] for pair in pairs if pair.key.slot.is_output]
-    return any(one.trouble is Trouble.UNSOLVED or (one.laid and one.laid.remark) for one in gave)

@@ -9,35 +9,31 @@ from dataclasses import dataclass, replace
 from dumpcmp.align.listing import Listing
 from dumpcmp.judge.tolerances import SAME_TIMES
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.row import Following, Measured, OpenSum, Pair
+from dumpcmp.nouns.row import Measured, OpenSum, Pair
 
 
-def with_updates(
-    following: Following,
-    pairs: Sequence[Pair],
-    measured: Mapping[Pair, Measured],
-    golden: Listing,
-) -> Following:
-    """`following`, in which weights follow the gradients that they were updated by.
+def shown_sums(
+    pairs: Sequence[Pair], measured: Mapping[Pair, Measured], golden: Listing
+) -> dict[Pair, Pair]:
+    """Gradients of which each rank has a term and nobody saw the sum, by what shows that sum.
 
-    This is for gradients of which each rank has a term and nobody saw the sum. Where the weights
-    stay as they are, the next step's gradient is added to this one, and tells. Where no step comes
-    after, and the terms are added up as in the step before, the weight after that one does.
+    A weight that was updated by such a gradient shows it. Where the weights stay as they are, the
+    next step's gradient is added to this one, and tells. Where no step comes after, and the terms
+    are added up as in the step before, the weight after that one does.
     """
     terms = {p.target: one.terms for p, one in measured.items() if p.target and one.terms}
     if not terms:
-        return following
+        return {}
     kept = _Weights(
         {p.target: p for p in pairs if p.golden and p.target and p.target.slot.is_weight}, golden
     )
     gradients = {p.target: p for p in pairs if p.both and p.key.slot.is_parameter_gradient}
-    told = {
+    return {
         pair: found
-        for pair in following.made
-        if pair.target in terms and (found := _telling(pair.target, kept, terms, gradients))
+        for pair, one in measured.items()
+        if pair.target and one.terms
+        if (found := _telling(pair.target, kept, terms, gradients))
     }
-    made = {pair: [told[pair]] if pair in told else after for pair, after in following.made.items()}
-    return following._replace(made=made, ends=following.ends - told.keys())
 
 
 def _telling(

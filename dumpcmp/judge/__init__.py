@@ -2,7 +2,7 @@
 
 from dumpcmp.judge.catalogue import checker_named
 from dumpcmp.judge.checkers import AllCloseValueChecker, ExactChecker, Fp64Checker
-from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, Evidence, judge
+from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, judge
 from dumpcmp.judge.likeness import (
     AutomaticValueChecker,
     CosineChecker,
@@ -10,7 +10,6 @@ from dumpcmp.judge.likeness import (
     unseen_by,
 )
 from dumpcmp.judge.rounding import ReferenceChecker, RoundingChecker
-from dumpcmp.judge.rules import judge_all
 from dumpcmp.nouns.row import ReferenceErrors
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "Checker",
     "Conditions",
     "CosineChecker",
-    "Evidence",
     "ExactChecker",
     "Fp64Checker",
     "FullValueChecker",
@@ -29,6 +27,5 @@ __all__ = [
     "RoundingChecker",
     "checker_named",
     "judge",
-    "judge_all",
     "unseen_by",
 ]

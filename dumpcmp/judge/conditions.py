@@ -1,4 +1,4 @@
-"""What a judgement is made from: Conditions, Evidence, the Checker, and what comes before it."""
+"""What a judgement is made from: Conditions, the Checker, and what comes before it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from typing import Protocol
 
 from dumpcmp.nouns.arithmetic import Arithmetic
 from dumpcmp.nouns.quickly import quickly_made
-from dumpcmp.nouns.replay import Replay, Touched
 from dumpcmp.nouns.row import (
     Closeness,
     Judgement,
-    Measured,
     Metrics,
-    Pair,
-    PairedBy,
     ReferenceErrors,
     Verdict,
     Why,
@@ -66,39 +62,6 @@ class Conditions:
     def kinds(self) -> set[Kind]:
         """The kinds of both sides."""
         return {self.golden.kind, self.target.kind}
-
-
-@quickly_made
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """All that is known of a pair when it is judged: whatever a rule must know belongs here."""
-
-    pair: Pair
-    measured: Measured
-    conditions: Conditions
-    unsummed: str = ""  # of partial terms: how it is known that they should have been added up
-    in_terms: str = ""  # of what a model gives out: that nobody is seen to add up its terms
-    replay: Replay | None = None  # what running the op again told, where it was
-    golden_replay: Replay | None = None  # the same of golden's own value, from golden's own inputs
-    touched: Touched | None = None  # how much of it is another computation, after another choice
-    is_code: bool = False  # integers that stand for golden's numbers, by levels that are declared
-    leaf: str = ""  # of a value that no op computed: in what it is not the same
-    call: str = ""  # of an output: in what the two calls differ
-    unasked: str = ""  # of one side alone: why the other was not asked to record it
-    lost: str = ""  # of one side alone: which ranks stopped, so that nobody knows who lacks it
-    is_zero: bool = False  # of a gradient of one side alone: it is zero everywhere
-    holders: str = ""  # of the target alone: which ranks have it, where not all do
-    is_followed: bool = True  # of what a collective moved: something that the model computed fails
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether both sides are the same to the bit."""
-        return self.measured.metrics is not None and self.measured.metrics.equal
-
-    @property
-    def is_moved(self) -> bool:
-        """Whether it is golden's value as a collective of the target moved it."""
-        return self.pair.by is PairedBy.COLLECTIVE and self.pair.golden is not None
 
 
 class Checker(Protocol):

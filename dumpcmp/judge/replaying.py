@@ -104,7 +104,7 @@ def _errors(replay: Replay) -> Iterator[str]:
 
 def _biases(replay: Replay) -> Iterator[str]:
     """Rounding has no side: an output that is larger, or shifted, on the whole is no rounding."""
-    error = REPLAY_CHANCE * max(replay.introduced, replay.scatter)
+    error = REPLAY_CHANCE * replay.introduced
     chance = error / math.sqrt(max(1.0, min(replay.num_weighty, replay.count)))
     sums = (REPLAY_SUM / 2 * _unit(replay) + replay.shortcut) * replay.condition
     most = max(REPLAY_GAIN * replay.eps + max(sums, REPLAY_NOISE / 2 * replay.noise), chance)

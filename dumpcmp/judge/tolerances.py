@@ -31,9 +31,6 @@ REPLAY_ELEMENT = 16.0  # times float32's eps and the condition: what one element
 REPLAY_OFFSET = 1 / 16  # of eps: how far the output may be shifted on the whole, in its rms
 REPLAY_CHANCE = 4.0  # times the error over the root of the elements: a gain or shift by chance
 REPLAY_NEAREST = 1 / 32  # of the elements: what is not the nearest after one operation
-UNROUNDED = 1.5  # times what moved inputs make of an element: as a kernel may have had them
-UNROUNDED_SUMS = 3.0  # the same of elements that are made of many, which vary by chance
-IN_KERNEL = 2.0**-21  # 8 roundings of float32: what the same ops differ by in two fused kernels
 REPLAY_NOISE = 3.0  # times the error of the same ops in the run's own dtypes
 # What declared shortcuts round, times the condition of the sum: two operands of a product with 10
 # bits behind the point, a short sum of partial sums, a sum kept short.
@@ -115,10 +112,8 @@ OUTLIER = 16.0
 # the square root of 2: what lies between may be wide.
 FIT = 4.0  # times what rounding explains: a layout that nobody stated fits, and replicas agree
 REGION = 3.0  # times that: one rank's region, whose error may be larger than that of the whole
-BESIDE = 0.01  # of the largest error of a chunk: another's that is no fault, where inputs are equal
 NEAREST = 0.1  # rel_l2 below which the closest layout is the right one, and the values are wrong
 SAME_TIMES = 0.01  # between two factors, which are numbers of ranks: sums in bfloat16 leave 0.004
-SAME_ROW = 64.0  # of eps and a row's norm: what a row that ranks hold again is looked for by
 ACCIDENT = 4  # elements for each region: with fewer, one that agrees with golden proves nothing
 
 # Two implementations. What is the same value of both leaves rounding, what is not leaves a rel_l2

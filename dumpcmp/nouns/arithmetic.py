@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import cache
 
 from dumpcmp.nouns.given import argument_tree
-from dumpcmp.nouns.key import Key, Op, Slot
+from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.op_names import OpSet, OpTable, WorkSet, is_dispatched, plain_name
 from dumpcmp.nouns.record import Call
 
@@ -52,19 +52,6 @@ _REDUCTIONS = WorkSet(
     """
 )
 _SHORTENED = _REDUCTIONS | {"convolution", "grouped_mm", "addmm_activation"}
-
-# Functions whose derivative is the same whatever the values are.
-_CONSTANT_SLOPE = WorkSet(
-    """
-    add bfloat16 cat chunk clone contiguous double expand expand_as flatten flip float half mean
-    movedim mT narrow neg pad permute repeat reshape reshape_as roll select split
-    split_with_sizes squeeze stack sub sum swapaxes swapdims T t tile to transpose type type_as
-    unbind unflatten unsqueeze view view_as
-    """
-)
-
-# Functions that are linear in each of their inputs, so that its gradient depends on the others.
-_MULTILINEAR = _REDUCTIONS - {"scaled_dot_product_attention"} | {"mul"}
 
 # Functions that draw random numbers, or do so if an argument asks for it.
 RANDOM = OpSet(
@@ -148,11 +135,6 @@ def moments_written(call: Call) -> tuple[str, ...]:
     word = "train" if word not in kwargs and "train" in kwargs else word
     trains = kwargs.get(word, args[5] if len(args) > 5 else False)
     return _moments(call.op) if trains is True else ()
-
-
-def keeps_statistics(op: Op) -> bool:
-    """Whether a function may write to moments that it was given, which later steps read."""
-    return op.function in _KEEPS_STATISTICS
 
 
 def weight_name(key: Key) -> str:
@@ -247,15 +229,6 @@ def is_sum(op: Op) -> bool:
 
 
 _SUMS = WorkSet("add sub mean sum cumsum lerp var std")
-
-
-def feeds_gradient(op: Op, value: Slot, gradient: Slot | None) -> bool:
-    """Whether the gradient `gradient` of `op` is computed from its `value`; None: any gradient."""
-    if op.function in _CONSTANT_SLOPE:
-        return False
-    if op.function in _MULTILINEAR:
-        return value.is_input and (gradient is None or value != gradient.value)
-    return True
 
 
 class Collective(StrEnum):

@@ -12,7 +12,6 @@ class CallDifference:
     """Two calls that found each other, and that do not ask for the same computation."""
 
     golden_site: Site
-    target_site: Site
     golden: str  # "gelu(approximate='none')"
     target: str  # "gelu(approximate='tanh')"
     said: str  # "golden calls gelu(approximate='none'), the target gelu(approximate='tanh')"

@@ -138,8 +138,6 @@ COLUMNS: tuple[Column, ...] = (
            _agreement),
     Column("margin", "of a flip: how far apart golden's scores of the two choices are", _margin),
     Column("score_noise", "of a flip: how far apart both sides' scores are in that row", _noise),
-    Column("touched_rows", "rows that are another computation after a flip; the numbers are of "
-           "the others", lambda row: row.touched.num_touched if row.touched else None),
     Column("zero", "True where both sides are zero everywhere, and their cosine 1 for that alone",
            lambda row: row.is_zero),
     Column("worst", "index of the element with max_abs_diff", _place),

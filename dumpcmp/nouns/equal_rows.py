@@ -38,7 +38,7 @@ def facts_of(row: Row) -> ValueFacts | None:
         return None
     if (row.paired_by, row.golden_dtype) != (PairedBy.KEY, row.target_dtype):
         return None
-    if row.cause or row.layout or row.own or row.replay or row.touched or row.reference_errors:
+    if row.cause or row.layout or row.own or row.replay or row.reference_errors:
         return None
     if not (metrics.equal and metrics.num_finite and shape == row.target_shape):
         return None

@@ -42,8 +42,6 @@ AS_GOLDEN = 0  # a dim's size written as "?": cut the padding to golden's size
 ELLIPSIS = "..."
 RANKS = "ranks"  # the axis of all ranks, where nobody names one
 MICROBATCH = "mb"  # the axis that a pipeline's microbatches are on
-CHUNK = "chunk"  # the axis that the chunks are on which one run puts through a loop
-STATE = "state"  # the same, of what comes from one chunk into the next, and what is made of it
 LAP = "lap"  # the axis that the laps of a loop are on
 CARRIED = "carried"  # the same, of what comes from one lap into the next, and what is made of it
 
@@ -172,11 +170,6 @@ class Layout:
     def is_in_laps(self) -> bool:
         """Whether it is of one lap of a loop."""
         return any(c.axis in (LAP, CARRIED) for c in self.coordinates)
-
-    @property
-    def is_in_chunks(self) -> bool:
-        """Whether it is of one chunk of a whole."""
-        return any(c.axis in (CHUNK, STATE) for c in self.coordinates)
 
     @property
     def is_carried(self) -> bool:

@@ -252,9 +252,8 @@ class Outcome(Answer):
 
         What passes at the end of the data flow vouches for all that it was computed from. So do
         the gradients of a step's parameters, for what the model gave out in that step. A gradient
-        of which each rank has a term is right only if somebody adds the terms up. For what one side
-        alone has nothing vouches that another choice has made another computation, nor for what the
-        run left behind: nothing follows from it.
+        of which each rank has a term is right only if somebody adds the terms up. Nothing vouches
+        for what the run left behind: nothing follows from it.
         """
         doubtful = self.tally[Verdict.INCONCLUSIVE]
         if not doubtful:
@@ -262,7 +261,7 @@ class Outcome(Answer):
         ends = marked(self.rows, Trait.END)
         open_ends = [row for row in ends if row.verdict is Verdict.INCONCLUSIVE]
         unvouched = (r for r in open_ends if r.judgement.why is Why.TERMS or r.key.op.is_effect)
-        if any(unvouched) or self._unshown:
+        if any(unvouched):
             return True
         if doubtful > MOST_OPEN * (doubtful + self.tally.compared):
             return bool(open_ends) or not ends
@@ -270,14 +269,6 @@ class Outcome(Answer):
         unsure = {_step_of(row) for row in open_ends if row.key.slot.is_gradient}
         vouched = {_step_of(row) for row in ends if row.key.slot.is_gradient} - unsure
         return bool(steps - vouched)
-
-    @property
-    def _unshown(self) -> Row | None:
-        """What one side alone has, and nothing that was compared shows to be right."""
-        if not marked(self.rows, Trait.TOUCHED):
-            return None
-        rows = having(self.rows, Verdict.INCONCLUSIVE)
-        return next((row for row in rows if row.judgement.why is Why.UNSHOWN), None)
 
     @property
     def exit_code(self) -> int:
@@ -329,7 +320,6 @@ class Outcome(Answer):
             key = effect.key
             return f"the {key.op.function} at token {key.step} is open: {effect.reason}"
         first = next((row for row in rows if not row.key.op.is_module), rows[0])  # or what has it
-        first = (None if self.failures else self._unshown) or first
         values = counted(len(rows), "value")
         return f"{values} could not be judged, the first is {first.key}: {first.reason}"
 

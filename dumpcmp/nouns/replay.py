@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.spoken import counted
-
 
 class Origin(StrEnum):
     """Where the difference between the two sides of a value comes from."""
@@ -59,27 +56,6 @@ class Choice:
         return 1 - self.num_flipped / self.num_rows if self.num_rows else 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Touched:
-    """How much of a value is another computation than golden's, after a choice that was another.
-
-    What is not touched can be compared with golden, though it may stand elsewhere.
-    """
-
-    num_rows: int
-    num_touched: int
-    after: Key  # the choice, as golden names it
-    is_moved: bool = False  # rows that are golden's stand at other places
-
-    @property
-    def said(self) -> str:
-        """The same as a sentence."""
-        if not self.num_touched:
-            return f"its rows stand elsewhere after {self.after.site.place}; each agrees"
-        number = counted(self.num_touched, "row is", "rows are")
-        return f"{number} another computation after {self.after.site.place}, of {self.num_rows}"
-
-
 class Replay(NamedTuple):
     """What the target gave out, held against golden's op in float64 on what the target was given.
 
@@ -109,8 +85,7 @@ class Replay(NamedTuple):
     is_either: bool = False  # a number may have been rounded to the dtype of a tensor first, or not
     mismatched: int = 0  # elements that are not as they must be, of an op that is either
     num_ops: int = 1  # golden's ops that were run: several for a region, none for an optimizer
-    scatter: float = 0.0  # of an op inside a kernel: rel_l2 with what unrounded inputs explain
-    leeway: float = 0.0  # of the same: how far its gain and offset may be off because of them
+    leeway: float = 0.0  # of a product of rounded factors: how far its gain and offset may be off
     levels: str = ""  # of what was rounded to declared levels, and is right for that: to which
     factors: float = 0.0  # of a product: what factors make of it that were rounded to such levels
     columns: float = 0.0  # of the same: how much more its columns are scaled than by such rounding

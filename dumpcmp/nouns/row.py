@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from operator import attrgetter
-from types import MappingProxyType
 from typing import NamedTuple
 
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.quickly import quickly_made
-from dumpcmp.nouns.replay import Origin, Replay, Touched
+from dumpcmp.nouns.replay import Origin, Replay
 from dumpcmp.nouns.sampled import Sample
 from dumpcmp.nouns.spoken import shorten
 
@@ -176,8 +175,6 @@ class Why(StrEnum):
     CALL = "call"  # FAIL: the sides call other functions, or with other arguments
     WIRED = "wired"  # FAIL: the target took another value than golden took
     RIGHT = "right"  # PASS, though the sides differ: every op on the way is right
-    OTHER = "other"  # the same after another choice, where nothing of it could be compared
-    UNSHOWN = "unshown"  # INCONCLUSIVE: one side alone has it, and what it led to shows nothing
     LEVELS = "levels"  # DTYPE: it was rounded to levels that are declared, and is right for that
     ILL = "ill"  # the same, of what is left after cancellation: it agrees with nothing
     UNASKED = "unasked"  # SKIPPED: one side was not asked to record it
@@ -225,7 +222,6 @@ class Row:
     by_rank: ByRank = ()
     reference_errors: ReferenceErrors | None = None  # against a run in higher precision
     replay: Replay | None = None  # what running the op again told
-    touched: Touched | None = None  # how much of it is another computation, after another choice
     own: Own = ()
 
     kernel: str = ""  # of a root that a fused kernel stores: that kernel,
@@ -261,15 +257,10 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Why the verdict is what it is, and who else may be meant."""
+        """Why the verdict is what it is; of ops in one kernel, how to tell them apart."""
         if not self.suspects:
             return self.judgement.reason
-        return f"{self.judgement.reason}; {self.together}: dump with --realize to tell them apart"
-
-    @property
-    def together(self) -> str:
-        """Of a root that a fused kernel stores: what else that kernel computes."""
-        return f"{self.kernel} computes it together with {', '.join(self.suspects)}"
+        return f"{self.judgement.reason}; dump with --realize to tell the kernel's ops apart"
 
 
 _WIDEST_REASON = 120  # characters
@@ -350,18 +341,6 @@ class Pair:
         )  # fmt: skip
 
 
-class Following(NamedTuple):
-    """Of values that one side alone has: what was made of each at once, and the ends of the run."""
-
-    made: Mapping[Pair, Sequence[Pair]]
-    ends: frozenset[Pair] = frozenset()  # nothing comes after them that could tell
-    taken: Mapping[Pair, Sequence[Pair]] = MappingProxyType({})  # where both sides have it
-    left: frozenset[Pair] = frozenset()  # golden writes it into what later steps may read
-
-
-NOWHERE = Following({})
-
-
 class Trouble(StrEnum):
     """Why a pair has no numbers."""
 
@@ -387,7 +366,6 @@ class LaidOut:
     holders: str = ""  # who has it, where not all ranks do
     is_own: bool = False  # integers that some ranks have as golden: others may count their own
     is_by_rank: bool = False  # each rank's value was held against golden's for it, and no whole
-    is_joined: bool = False  # both sides lay in parts, which became a whole
     is_replicated: bool = False  # all ranks hold the same bytes
 
 
@@ -410,8 +388,6 @@ class Measured:
     laid: LaidOut | None = None
     own: Own = ()
     own_problem: str = ""  # why a metric of the user's gave no number
-    by_rows: Metrics | None = None  # of what no layout fits: its rows, in golden's order
-    is_untouched: bool = False  # after another choice: the metrics are of what that left alone
     terms: OpenSum | None = None
     rank: int | None = None  # of a collective alone: who got what is farthest from what it should
 

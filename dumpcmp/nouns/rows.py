@@ -32,18 +32,15 @@ class Trait(IntFlag):
 
     END = 1  # what the model gave out in the end: results, and gradients of parameters
     APART = 2  # it was measured, and its bits are not golden's
-    TOUCHED = 4  # another choice led to it
-    VOID = 8  # there was no number to compare
-    BLIND = 16  # it passes by a rule that other numbers contradict
-    CALL = 32  # it fails for how it was called
-    MEASURED = 64  # it has numbers
-    HEIR = 128  # it only inherits from a root
+    VOID = 4  # there was no number to compare
+    BLIND = 8  # it passes by a rule that other numbers contradict
+    CALL = 16  # it fails for how it was called
+    MEASURED = 32  # it has numbers
+    HEIR = 64  # it only inherits from a root
 
 
 _OF_WHY = {Why.VOID: int(Trait.VOID), Why.BLIND: int(Trait.BLIND), Why.CALL: int(Trait.CALL)}
-_END, _APART, _TOUCHED, _MEASURED, _HEIR = map(
-    int, (Trait.END, Trait.APART, Trait.TOUCHED, Trait.MEASURED, Trait.HEIR)
-)
+_END, _APART, _MEASURED, _HEIR = map(int, (Trait.END, Trait.APART, Trait.MEASURED, Trait.HEIR))
 
 
 def _is_end(op: Op, slot: Slot) -> bool:
@@ -60,7 +57,7 @@ def traits_of(row: Row) -> int:
         found |= _MEASURED if row.judgement.origin is Origin.EQUAL else _MEASURED | _APART
     if row.cause is not None:
         found |= _HEIR
-    return found | _TOUCHED if row.touched is not None else found
+    return found
 
 
 class Shown(Sequence[Row]):

@@ -23,7 +23,6 @@ from dumpcmp.replay.listed import ReplayFunction, function_named
 from dumpcmp.replay.making import making_float64
 from dumpcmp.replay.rating import error_of
 from dumpcmp.replay.recorded import differentiable, told_by
-from dumpcmp.replay.rounded_sums import RoundedSums, is_made_of_sums
 from dumpcmp.replay.running import Rerun, fitted, lowered, ratio_of, widened
 from dumpcmp.replay.unreplayable import Unreplayable
 
@@ -68,7 +67,6 @@ class Slope:
     given: Mapping[At, Tensor]
     leaves: Sequence[At]  # the inputs that are the tensor whose gradient is wanted
     grads: Mapping[At, Tensor]  # what was given for outputs in the backward pass
-    rounded: Mapping[At, torch.dtype] = field(default_factory=dict)  # the run's, of wider `given`
     recorded: Mapping[At, Tensor] = field(default_factory=dict)  # outputs to differentiate by
 
 
@@ -122,18 +120,6 @@ class BackwardRerun:
             terms={GRADIENT: terms},
         )
 
-    @property
-    def has_norms(self) -> bool:
-        """Whether it goes through a normalisation."""
-        return any(function.kind is FunctionKind.NORMALISES for function in self._functions)
-
-    def with_rounded_sums(self, draw: torch.Generator) -> Tensor:
-        """The gradient where the sums of normalisations on the way are off by what they round."""
-        is_wide = _coarsest(self._slope) < _DOUBLE
-        sums = RoundedSums(torch.float64 if is_wide else torch.float32, draw)
-        run = _Pass(self._slope, self._functions, *self._how, torch.float64, sums)
-        return _sum(run.products(self._slope.grads))
-
     def _sum_noise(self, eps: float) -> float:
         """What a sum rounds that is made term by term, as that of a bias over all its rows."""
         taken = (*self._slope.given.values(), *self._slope.grads.values())
@@ -181,8 +167,7 @@ class BackwardRerun:
 class _Pass:
     """One forward pass of a region, kept for products with its Jacobian.
 
-    `dtype` is what all is computed in; None: in the dtypes of the run. `sums` are what those of
-    normalisations are off by.
+    `dtype` is what all is computed in; None: in the dtypes of the run.
     """
 
     def __init__(
@@ -192,13 +177,10 @@ class _Pass:
         device: str,
         limit: int,
         dtype: torch.dtype | None,
-        sums: RoundedSums | None = None,
     ) -> None:
         self.slope = slope
-        self._device, self._limit, self._dtype, self._sums = device, limit, dtype, sums
+        self._device, self._limit, self._dtype = device, limit, dtype
         self._given = dict(slope.given)
-        if dtype is None:
-            self._given |= {at: slope.given[at].to(to) for at, to in slope.rounded.items()}
         self._leaves = [self._leaf(self._given[at]) for at in slope.leaves]
         self._made: dict[At, Tensor] = {}
         for number, (call, function) in enumerate(zip(slope.region.calls, functions, strict=True)):
@@ -268,8 +250,6 @@ class _Pass:
                 return {_OUTPUT: _dropped(function, arguments, inputs)}
         if draws(function, arguments):
             raise Unreplayable("it draws random numbers", hint=NOT_DRAWING)
-        if self._sums is not None and is_made_of_sums(function, arguments):
-            return {_OUTPUT: self._sums.normalised(function, arguments)}
         outputs = _differentiable(function, arguments)
         known = self.slope.recorded.get((number, told_by(function.name)))
         if known is not None:
@@ -413,6 +393,5 @@ def _magnitude(tensor: Tensor) -> Tensor:
 
 def _coarsest(slope: Slope) -> float:
     """The largest rounding among the dtypes that the run computed in."""
-    stored = (value for at, value in slope.given.items() if at not in slope.rounded)
-    dtypes = {*(value.dtype for value in (*stored, *slope.grads.values()))}
-    return max(dtype_named(str(dtype)).eps for dtype in (*dtypes, *slope.rounded.values()))
+    dtypes = {*(value.dtype for value in (*slope.given.values(), *slope.grads.values()))}
+    return max(dtype_named(str(dtype)).eps for dtype in dtypes)

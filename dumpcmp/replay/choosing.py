@@ -64,7 +64,6 @@ _SELECTORS: OpTable[_Selector] = OpTable(
 )
 _SEARCHES = OpTable({"searchsorted": ("bounds", "numbers"), "bucketize": ("numbers", "bounds")})
 _WHERE = OpSet("nonzero where argwhere")
-RANDOM_CHOICES = OpSet("multinomial")
 
 
 def function_of_choice(call: Call) -> str:

@@ -159,39 +159,6 @@ def _largest(errors: Tensor, levels: Tensor) -> list[float]:
 # How far the replays are from what golden gave
 
 
-class ReplayEnds(NamedTuple):
-    """What an op gives on the target's inputs, and what golden gave out."""
-
-    again: Tensor
-    golden: Tensor
-
-    @property
-    def like(self) -> tuple[object, ...] | None:
-        """As of what is held together; only what lies in order: norms are taken as it lies."""
-        again, golden = self
-        dtype, size = again.dtype, again.numel()
-        if dtype not in _TERMS or not 0 < size <= MOST or golden.shape != again.shape:
-            return None
-        if not (again.is_cpu and golden.is_cpu and again.is_contiguous()):
-            return None
-        return (again.shape, dtype, golden.dtype) if golden.is_contiguous() else None
-
-
-def distances(ends: Sequence[ReplayEnds]) -> list[float]:
-    """The rel_l2 of each replay against what golden gave out; NaN where there is none."""
-    found: list[float | None] = [None] * len(ends)
-    for places in _alike([one.like for one in ends]):
-        some = [ends[at] for at in places]
-        again = torch.stack([one.again for one in some]).reshape(len(some), -1)
-        golden = torch.stack([one.golden for one in some]).reshape(len(some), -1)
-        golden = golden.to(again.dtype)
-        norms = torch.linalg.vector_norm(golden, dim=-1).tolist()
-        apart = torch.linalg.vector_norm(again - golden, dim=-1).tolist()
-        for at, norm, error in zip(places, norms, apart, strict=True):
-            found[at] = error / norm if norm else math.nan
-    return [distance(*one) if told is None else told for one, told in zip(ends, found, strict=True)]
-
-
 def distance(again: Tensor, golden: Tensor) -> float:
     """The rel_l2 of a replay against what golden gave out; NaN where there is none."""
     if golden.shape != again.shape or not again.is_floating_point():

@@ -1,4 +1,4 @@
-"""Asks three questions of two runs: about their start, their program and their kernels."""
+"""Asks about the start and the program of two runs, in float64."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
@@ -21,7 +20,7 @@ from dumpcmp.shadows.frontier import frontier, is_together, unknown_leaves
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.guilt import Guilt, calls_in_place, guilty, lacking_before
 from dumpcmp.shadows.kept_gradients import is_kept, with_earlier_gradients, with_kept_gradients
-from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels, load_value
+from dumpcmp.shadows.kernel_checks import load_value
 from dumpcmp.shadows.known_values import KnownValues
 from dumpcmp.shadows.outside import (
     COARSEST,
@@ -50,7 +49,6 @@ class ProofAnswer(StrEnum):
     """What is known of two runs."""
 
     SAME = "SAME"
-    WRONG = "WRONG"  # a kernel
     DIFFERENT_PROGRAM = "DIFFERENT PROGRAM"
     DIFFERENT_START = "DIFFERENT START"
     UNKNOWN = "UNKNOWN"
@@ -95,18 +93,10 @@ class Proof:
 
     findings: list[ProofFinding] = field(default_factory=list)
     num_effects: int = 0
-    num_calls: int = 0
-    num_bridges: int = 0
     remarks: list[str] = field(default_factory=list)
     shown: dict[str, set[ValueId]] = field(default_factory=dict)  # what effects that are the same
-    # on both sides depend on, by side, where all calls behind them are right
-    right: dict[str, set[ValueId]] = field(default_factory=dict)  # what calls gave that effects
-    # depend on, by side, where each computed what it was asked for
-    idle: dict[str, set[ValueId]] = field(default_factory=dict)  # what nothing was made of, by side
+    # on both sides depend on, by side
     unused: dict[str, set[ValueId]] = field(default_factory=dict)  # what no effect depends on
-    common: dict[str, set[ValueId]] = field(default_factory=dict)  # slots, by side, of what the
-    # other run has too, under whatever name, where effects differ
-    buffers: set[str] = field(default_factory=set)  # that are left the same, by golden's names
     lone: list[ProofFinding] = field(default_factory=list)  # effects that one side alone has
     levels: dict[tuple[ValueId, ValueId], str] = field(default_factory=dict)  # golden's value and
     # the target's: what declared levels explain between them
@@ -131,8 +121,7 @@ class Proof:
 
     def __str__(self) -> str:
         first = f"{self.first}" if self.first else str(self.answer)
-        counted = f"{self.num_effects} effects, {self.num_calls} calls, {self.num_bridges} bridges"
-        return f"{first} ({counted})"
+        return f"{first} ({self.num_effects} effects)"
 
 
 def _in_time(finding: ProofFinding) -> tuple[int, bool, int]:
@@ -146,30 +135,9 @@ _AS_ROUNDED = 1e-5  # what gradients that a loss gave may be off
 StepOfModel = tuple[str, int]  # a model, and its own number of the step
 
 
-def prove(golden: str | Path, target: str | Path) -> Proof:
-    """Ask the three questions of every step that both archives have."""
-    ours, theirs = Archive(golden), Archive(target)
-    proof = Proof()
-    before: Before | None = None
-    for pair in _steps(ours, theirs):
-        step = StepProof(ours, theirs, proof, before)
-        before = step.ask(*pair)
-        step.ask_kernels()
-    return proof
-
-
-def _steps(golden: Archive, target: Archive) -> Iterator[tuple[StepOfModel, StepOfModel]]:
-    """The steps of both, models in the order in which they ran."""
-    for ours, theirs in zip(golden.models, target.models, strict=False):
-        mine = set(target.steps(theirs))
-        for step in golden.steps(ours):
-            if step in mine:
-                yield (ours, step), (theirs, step)
-
-
 @dataclass(eq=False)
 class StepProof:
-    """The three questions about one step."""
+    """Where the start and the program of one step part."""
 
     golden: Archive
     target: Archive
@@ -184,7 +152,6 @@ class StepProof:
     _open_starts: dict[str, set[ValueId]] = field(  # by side, what the runs start from otherwise
         default_factory=lambda: {"golden": set(), "target": set()}
     )
-    _wrong: dict[str, set[Node]] = field(default_factory=dict)  # calls not shown to be right
 
     def ask(self, ours: StepOfModel, theirs: StepOfModel) -> Before | None:
         """Ask about its start and its program; returns the step for the next one to follow from."""
@@ -247,7 +214,6 @@ class StepProof:
         self._programs(its, mine, effects, anchors)
         self._programs_asked, self.shadows = (its.program, mine.program), (its, mine)
         self._show()
-        self.proof.idle = {"golden": _idle(its), "target": _idle(mine)}
         self.proof.unused = {"golden": _unused(its.program), "target": _unused(mine.program)}
         terms = frozenset(effect.name for _, effect, _ in effects.unsettled)
         return Before(its, mine, self.before, terms)
@@ -266,18 +232,8 @@ class StepProof:
             partial(start.precomputed, "target"), other, anchors,
         ).follow()  # fmt: skip
 
-    def ask_kernels(self) -> None:
-        """Ask about the kernels of the step that was asked about."""
-        if self._programs_asked is not None:
-            with numbers_rounded_to(self._dtypes_of_numbers()):
-                self._kernels(*self._programs_asked)
-                self._show()
-                if self._wrong and not self.proof.common:
-                    golden, target = self.shadows
-                    self._know_in_common(golden, target, KnownValues(golden), KnownValues(target))
-
     def _show(self) -> None:
-        """Say what the effects depend on that are the same, and of which every call is right."""
+        """Say what the effects depend on that are the same."""
         assert self._programs_asked is not None
         sides = list(zip(("golden", "target"), self._programs_asked, strict=True))
         right = self._right()
@@ -286,23 +242,21 @@ class StepProof:
         else:  # of several ranks, each of which has its own of one name
             names = {pair[0].effect.name for pair in right} - self._open_names
             shown = [[e.value for e in program.effects if e.name in names] for _, program in sides]
-        self.proof.buffers = {its.effect.name for its, _ in right if its.effect.is_state}
         self.proof.shown = {
             side: _used(program, values) | _memories_like(shadow, values)
             for (side, program), values, shadow in zip(sides, shown, self.shadows, strict=True)
         }
 
     def _right(self) -> Sequence[EffectPair]:
-        """The effects that are the same, of the same start, and of which every call is right."""
+        """The effects that are the same, and depend on no start value that differs."""
         assert self._programs_asked is not None
         found = self._same
         for at, side in enumerate(("golden", "target")):
-            program, doubtful = self._programs_asked[at], self._wrong.get(side, set())
+            program = self._programs_asked[at]
             found = [
                 pair
                 for pair in found
-                if doubtful.isdisjoint(program.behind([pair[at].effect.value]))
-                and self._open_starts[side].isdisjoint(_used(program, [pair[at].effect.value]))
+                if self._open_starts[side].isdisjoint(_used(program, [pair[at].effect.value]))
             ]
         return found
 
@@ -340,7 +294,6 @@ class StepProof:
                 continue
             apart = distance(pair, golden, target, self.before, noise)
             if is_late(pair, self.step) and apart.is_rounding:
-                self.proof.num_bridges += pair.target.key.slot.is_weight
                 continue
             self._open_starts["golden"].add(pair.golden)
             self._open_starts["target"].add(pair.target)
@@ -498,7 +451,6 @@ class StepProof:
         for in_any_order in (False, True):  # what only lies in another order may be meant, or not
             known = tuple(KnownValues(each, in_any_order, num) for each in (golden, target))
             theirs = frontier(target, [mine.effect.value for _, mine in differing], known[0])
-            self._know_in_common(golden, target, *known)
             ours = frontier(golden, [its.effect.value for its, _ in differing], known[1])
             if (unsummed := _unsummed(target, theirs, known[0])) is not None:
                 node, reason = unsummed
@@ -534,14 +486,6 @@ class StepProof:
             reason = "each value that it is made of stands on both sides, in another order"
             self._suppose("target", place, reason)
 
-    def _know_in_common(
-        self, golden: Shadow, target: Shadow, its: KnownValues, mine: KnownValues
-    ) -> None:
-        """Note what both runs have; a run on several ranks has parts of what golden has."""
-        if golden.program.is_whole and target.program.is_whole:
-            found = {"golden": _slots_known(golden, mine), "target": _slots_known(target, its)}
-            self.proof.common = found
-
     def _add_guilt(
         self, found: Guilt, ours: Sequence[Node], golden: Shadow, target: Shadow
     ) -> None:
@@ -567,30 +511,6 @@ class StepProof:
             latest = self.proof.findings[-1]
             self.proof.findings[-1] = replace(latest, instead=(call.op, call.call))
 
-    def _kernels(self, golden: Program, target: Program) -> None:
-        settled = _signatures(golden) & _signatures(target)
-        for side, archive, program in (
-            ("golden", self.golden, golden), ("target", self.target, target),
-        ):  # fmt: skip
-            needed = program.behind([effect.value for effect in program.effects])
-            nodes = [
-                node for node in program.nodes
-                if node in needed and _signature(program, node) not in settled
-            ]  # fmt: skip
-            self.proof.num_calls += len(needed)
-            found = list(check_kernels(archive, program, nodes))
-            for finding in found:
-                self._add_kernel(side, finding)
-            if not found:
-                self.proof.right[side] = {v for node in needed for v in node.gives.values()}
-
-    def _add_kernel(self, side: str, finding: KernelFinding) -> None:
-        node = finding.node
-        self._wrong.setdefault(side, set()).add(node)
-        answer = ProofAnswer.WRONG if finding.wrong else ProofAnswer.UNKNOWN
-        reason = finding.wrong or finding.unknown
-        self._add(answer, side, _ProofPlace.of_node(node, finding.slot), reason)
-
     def _add(self, answer: ProofAnswer, side: str, place: _ProofPlace, reason: str) -> None:
         found = ProofFinding(answer, side, self.step, *place[:3], reason, place.rank, place.order)
         self.proof.findings.append(found)
@@ -611,15 +531,6 @@ def _alike(node: Node, others: Sequence[Node]) -> list[Node]:
     """Those of the other run's calls that are of its function."""
     function = node.call.op.function
     return [each for each in others if each.call.op.function == function and each is not node]
-
-
-def _slots_known(shadow: Shadow, other: KnownValues) -> set[ValueId]:
-    """The slots of what a run has that the other has, too."""
-    found: dict[ValueId, bool] = {}
-    for value in shadow.program.places.values():
-        if value in shadow.quantities and value not in found:
-            found[value] = other.has(shadow.quantities[value])
-    return {place for place, value in shadow.program.places.items() if found.get(value)}
 
 
 def _unsummed(shadow: Shadow, nodes: Sequence[Node], other: KnownValues) -> tuple[Node, str] | None:
@@ -772,25 +683,13 @@ class _Bridged:
         return {id(each) for each in shadow.quantities.values()}
 
 
-def _signatures(program: Program) -> set[tuple[object, ...]]:
-    return {sign for node in program.nodes if (sign := _signature(program, node)) is not None}
-
-
-def _signature(program: Program, node: Node) -> tuple[object, ...] | None:
+def call_digests(program: Program, node: Node) -> tuple[object, ...] | None:
     """What a call was asked, given and gave, by its bytes; None where bytes are not known."""
     values = (*sorted(node.takes.items()), *sorted(node.gives.items()))
     digests = tuple((slot, program.records[value].digest) for slot, value in values)
     if not all(digest for _, digest in digests):
         return None
     return node.call.target, node.call.arguments, digests
-
-
-def _idle(shadow: Shadow) -> set[ValueId]:
-    """What nothing that was recorded was computed from, and what is no effect."""
-    program = shadow.program
-    effects = {effect.value for effect in program.effects}
-    idle = program.producers.keys() - program.consumers.keys() - effects
-    return idle | {place for place, value in program.places.items() if value in idle}
 
 
 def _unused(program: Program) -> set[ValueId]:

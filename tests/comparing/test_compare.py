@@ -132,7 +132,7 @@ def test_another_shape_of_the_same_size_is_a_verdict(tmp_path: Path) -> None:
         with capture(net, tmp_path / name):
             net(torch.ones(6))
     outcome = compare(tmp_path / "golden", tmp_path / "mine")
-    found = {(row.key.op, row.key.slot): row.verdict for row in outcome.rows}
+    found = {(str(row.key.op), str(row.key.slot)): row.verdict for row in outcome.rows}
     assert found["<root>", "input.0"] is Verdict.PASS
     assert found["<root>", "output.0"] is Verdict.SHAPE
     first = outcome.first_divergence

@@ -9,8 +9,6 @@ import numpy as np
 from dumpcmp.align.pairing import pair_values
 from dumpcmp.comparing.both_sides import let_go, side_of
 from dumpcmp.comparing.laying import Task, lay_out
-from dumpcmp.comparing.placing import loaded
-from dumpcmp.comparing.reruns import Loading
 from dumpcmp.comparing.side import archive_at, open_side
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.nouns.row import USUAL
@@ -37,12 +35,3 @@ def test_a_value_that_is_kept_is_that_of_the_archive() -> None:
             assert side_of(task, is_target) is kept
     let_go()
     assert side_of(task, True) is not kept
-
-
-def test_what_one_op_writes_another_does_not_see() -> None:
-    task = next(task for task in tasks() if task.golden.first.dtype == "float32")
-    reading = Loading(task)
-    first = loaded(reading, True)
-    before = first.clone()
-    first.add_(1)
-    assert loaded(reading, True).equal(before)

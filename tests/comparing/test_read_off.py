@@ -10,12 +10,7 @@ from torch import Tensor, nn
 
 import dumpcmp
 from dumpcmp import Outcome
-from dumpcmp.align.listing import Listing
-from dumpcmp.comparing.dataflow import DataFlow
-from dumpcmp.comparing.read_off import with_read_numbers
 from dumpcmp.faults import Fault, on_output, planted
-from dumpcmp.nouns.calling import CallDifference
-from dumpcmp.nouns.key import Op, Site
 
 Take = Callable[[Tensor], float]
 
@@ -75,10 +70,3 @@ def test_a_wrong_tensor_is_found_where_it_was_computed(tmp_path: Path) -> None:
     wrong = Fault("", "", "norm", on_output(lengthen))
     outcome = compared(tmp_path, lambda n: n.item(), lambda n: n.item(), wrong)
     assert outcome.headline.startswith("WRONG at <root>/norm"), outcome.headline
-
-
-def test_a_call_that_is_not_told_of_was_not_read_off() -> None:
-    none = DataFlow((), Listing({}), Listing({}))
-    site = Site("Model", 0, Op("linear"), 0)
-    difference = CallDifference(site, site, "", "", "")
-    assert with_read_numbers(none, [difference], {}, {}) == {}

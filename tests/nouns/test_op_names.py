@@ -22,7 +22,6 @@ import torch.nn.functional as F
 import dumpcmp
 from dumpcmp.align.synonyms import gives_views
 from dumpcmp.comparing.binding import defaults_of, unnamed
-from dumpcmp.comparing.spare_inputs import needs
 from dumpcmp.comparing.spelling import Calling, asked_dtype, plain_argument
 from dumpcmp.nouns.arithmetic import variance_beside, weight_name
 from dumpcmp.nouns.errors import DumpcmpError
@@ -33,7 +32,6 @@ from dumpcmp.nouns.record import Call, Record
 from dumpcmp.replay.arguments import CallArguments
 from dumpcmp.replay.cancelling import norm_arguments
 from dumpcmp.replay.choosing import chooses
-from dumpcmp.replay.following import _rule_for
 from dumpcmp.replay.kinds import KINDS
 from dumpcmp.replay.listed import function_named
 from dumpcmp.replay.recorded import told_by
@@ -199,8 +197,6 @@ def test_a_namespace_of_somebody_else_has_its_own_ops() -> None:
 NO_TABLES = {
     "align/port/lines.py": "a sentence",
     "comparing/closeup.py": "names of coordinates",
-    "replay/following.py": "lines of which an OpTable is made",
-    "replay/indexing.py": "lines of which an OpTable is made",
     "replay/kinds.py": "lines of which an OpTable is made",
     "replay/onnx_ops/moving.py": "words of attributes of ONNX",
     "replay/onnx_ops/pooling.py": "words of attributes of ONNX",
@@ -276,7 +272,7 @@ REST: dict[str, tuple[Any, ...]] = {
     "gradient": (Slot("grad_input.0"), None),
     "slot": (Slot("input.0"), Slot("input.out")),
 }
-ANSWERS = ("bool", "Arithmetic", "frozenset[str]", "tuple[str, str]", "OpSet", "FollowRule")
+ANSWERS = ("bool", "Arithmetic", "frozenset[str]", "tuple[str, str]", "OpSet")
 STRINGS = ("function", "target")  # what a string is called that names an op
 SCORES = {"input.0": object()}, {"output.0": object(), "output.1": object()}
 
@@ -290,7 +286,6 @@ CONVENTIONS = {
 }
 NO_PREDICATES = {
     "dumpcmp.nouns.op_names.is_dispatched": "asks for the spelling itself",
-    "dumpcmp.replay.following._rule_for": "takes a target in full; see below",
 }
 
 
@@ -316,7 +311,6 @@ BY_HAND: dict[str, Callable[[str], object]] = {
     "told_by": told_by,
     "chooses": lambda f: chooses(call(f), *SCORES),
     "unfit_for_rows": lambda f: unfit_for_rows(call(f), {"input.0": (8, 4)}, {}),
-    "needs": lambda f: needs(call(f), key(f, "input.4")),
     "Calling.function": lambda f: Calling(call(f), CallInputs((), {}, ()), None).function,
     "plain_argument": lambda f: plain_argument("dim", (1, 0), of_matrix(f)),
     "asked_dtype": lambda f: asked_dtype(of_matrix(f)),
@@ -409,7 +403,7 @@ def replayed(target: str) -> object:
         found = function_named(target)
     except Unreplayable:
         return None
-    return found.name, found.kind, found.changes_first, outcome(_rule_for, target)
+    return found.name, found.kind, found.changes_first
 
 
 def test_an_op_is_run_again_alike_however_it_was_reached() -> None:

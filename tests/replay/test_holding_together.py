@@ -12,9 +12,6 @@ from dumpcmp.replay.holding import hold
 from dumpcmp.replay.holding_together import (
     MOST,
     ReplayedValue,
-    ReplayEnds,
-    distance,
-    distances,
     hold_all,
 )
 from dumpcmp.replay.rating import Rerun
@@ -64,20 +61,6 @@ def test_each_is_held_as_if_it_were_alone(dtype: torch.dtype) -> None:
     together = [one for one in asked if one.like is not None]
     assert len(asked) > len(together) > len(asked) / 3
     assert all(one.got.numel() <= MOST for one in together)
-
-
-def test_distances_are_those_of_each_alone() -> None:
-    torch.manual_seed(6)
-    ends = []
-    for shape, dtype, narrow in product(SHAPES, DTYPES[:2], (torch.float32, torch.bfloat16)):
-        for turned in (False, False, False, True):
-            again = torch.randn(shape, dtype=dtype)
-            again = again.transpose(0, -1) if turned and shape else again
-            ends.append(ReplayEnds(again, again.to(narrow)))
-    ends += [ReplayEnds(torch.ones(2), torch.ones(3)), ReplayEnds(torch.ones(2).int(), ends[0][0])]
-    ends += [ReplayEnds(torch.ones(3), torch.zeros(3))]
-    assert [repr(one) for one in distances(ends)] == [repr(distance(*one)) for one in ends]
-    assert sum(one.like is not None for one in ends) > len(ends) / 3
 
 
 def test_torch_adds_a_row_up_as_it_does_alone() -> None:

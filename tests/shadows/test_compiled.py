@@ -15,14 +15,16 @@ from torch import Tensor, fx, nn
 
 import dumpcmp
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.nouns.row import Why
 from dumpcmp.nouns.value import to_torch
 from dumpcmp.shadows import graph_links
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.graph_links import INSIDE, is_stored, kernel_of, without_graphs
 from dumpcmp.shadows.kernel_regions import check_regions, is_compiled
 from dumpcmp.shadows.program import Program, ValueId
-from dumpcmp.shadows.proving import ProofAnswer, prove
+from dumpcmp.shadows.proving import ProofAnswer
 from dumpcmp.shadows.together import read_program
+from tests.shadows.proved import prove
 from tests.taps.inductor.models import Net, gradient_mul_becomes_add, sub_is_swapped
 
 Made = Callable[[str], Path]
@@ -78,16 +80,13 @@ def test_a_sound_compiled_run_is_the_same_whichever_side_it_is(made: Made) -> No
 
 
 def test_wrong_kernels_are_named_forward_and_backward(made: Made) -> None:
-    proof = prove(made("eager"), made("faulty"))
-    found = {(each.op, each.slot, each.answer) for each in proof.findings}
-    assert found == {
-        ("<root>/sub", "output.0", ProofAnswer.WRONG),
-        ("blocks.1.mlp/mul", "grad_input.1", ProofAnswer.WRONG),
-    }
-    assert proof.first is not None and proof.first.op == "<root>/sub"
-    assert "cpp_fused" in proof.first.reason
-    swapped = prove(made("faulty"), made("eager")).first
-    assert swapped is not None and (swapped.side, swapped.op) == ("golden", "<root>/sub")
+    outcome = dumpcmp.compare(made("eager"), made("faulty"))
+    assert outcome.headline.startswith("WRONG at <root>/sub"), outcome.headline
+    roots = {(str(row.key.op), str(row.key.slot)) for row in outcome.roots}
+    assert roots == {("<root>/sub", "output.0"), ("blocks.1.mlp/mul", "grad_input.1")}
+    swapped = dumpcmp.compare(made("faulty"), made("eager")).first_divergence
+    assert swapped is not None and swapped.judgement.why is Why.GOLDEN
+    assert swapped.key.op == "<root>/sub"
 
 
 class OtherScale(Net):

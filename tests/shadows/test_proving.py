@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dumpcmp
-from dumpcmp.shadows.proving import ProofAnswer, prove
+from dumpcmp.nouns.row import Why
+from dumpcmp.shadows.proving import ProofAnswer
 from tests.choosing_cases import every_other
 from tests.shadows.programs import SHORT, SOUND, WRONG, Case, dumped, plain
+from tests.shadows.proved import prove
 
 SAMPLES = Path(__file__).parents[2] / "sample_dumps"
 MODES = ("eager", "aten")
@@ -46,10 +48,10 @@ def test_swapping_the_sides_never_makes_two_programs_one(tmp_path: Path, case: C
 
 def test_a_wrong_kernel_is_named_on_the_side_that_has_it() -> None:
     golden, target = SAMPLES / "golden", SAMPLES / "target"
-    for paths, side in (((golden, target), "target"), ((target, golden), "golden")):
-        first = prove(*paths).first
-        assert first is not None and first.answer is ProofAnswer.WRONG
-        assert (first.side, first.place) == (side, "layers.1.attn.o_proj/linear#0 output.0")
+    for paths, why in (((golden, target), Why.INTRODUCED), ((target, golden), Why.GOLDEN)):
+        first = dumpcmp.compare(*paths).first_divergence
+        assert first is not None and first.judgement.why is why
+        assert (first.key.op, first.key.slot) == ("layers.1.attn.o_proj/linear", "output.0")
 
 
 def test_another_weight_is_another_start(tmp_path: Path) -> None:
@@ -112,10 +114,13 @@ def test_gradients_and_steps_of_another_way_are_the_same(tmp_path: Path) -> None
 
 
 def test_a_wrong_gradient_is_named_at_its_op(tmp_path: Path) -> None:
-    proof = prove(trained(tmp_path / "d1"), trained(tmp_path / "d2", by_hand=True, bend=1.01))
-    first = proof.first
-    assert first is not None and first.answer is ProofAnswer.WRONG
-    assert (first.op, first.slot, first.step) == ("first/linear", "grad_input.1", 0)
+    outcome = dumpcmp.compare(
+        trained(tmp_path / "d1"), trained(tmp_path / "d2", by_hand=True, bend=1.01)
+    )
+    assert outcome.headline.startswith("WRONG at first"), outcome.headline
+    first = outcome.first_divergence
+    assert first is not None and first.key.step == 0
+    assert (first.key.op, first.key.slot) == ("first/linear", "grad_input.1")
 
 
 def test_another_rate_is_never_the_same(tmp_path: Path) -> None:

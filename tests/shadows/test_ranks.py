@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import dumpcmp
-from dumpcmp.shadows.proving import ProofAnswer, prove
+from dumpcmp.shadows.proving import ProofAnswer
+from tests.shadows.proved import prove
 from tests.shadows.ranked import SOUND, WRONG, Whole, given
 from tests.taps.distributed.launching import forked
 

@@ -14,7 +14,7 @@ from threading import Lock
 from dumpcmp.align.mesh.regions import Shape, Shard
 from dumpcmp.align.mesh.unshard import Plan, axis_sizes, plan_unshard
 from dumpcmp.nouns.errors import LayoutError
-from dumpcmp.nouns.layouts import MICROBATCH, STATE, Dim, Layout, Mesh, Mode, Name, Placement
+from dumpcmp.nouns.layouts import MICROBATCH, Dim, Layout, Mesh, Mode, Name, Placement
 
 MERGED = ("a", "b", "c", "d", "e", "f", "g", "h")  # names for parts that nobody named
 _REMEMBERED = 256  # outlines
@@ -222,9 +222,8 @@ def _options(outline: Outline, axis: str, size: int, splits: _Splits) -> Iterato
     for n, whole in enumerate(outline.shape):
         if any(shard.shape[n] < whole for shard in outline.shards):  # the first may hold all of it
             yield from splits(axis, size, n)
-    if axis in (MICROBATCH, STATE):
-        yield _Option(Placement(axis, Mode.RUNNING), 3)
     if axis == MICROBATCH:
+        yield _Option(Placement(axis, Mode.RUNNING), 3)
         yield _Option(Placement(axis, Mode.REWINDING), 4)
     if outline.may_be_partial:
         yield _Option(Placement(axis, Mode.PARTIAL), 6)

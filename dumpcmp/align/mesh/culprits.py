@@ -17,8 +17,8 @@ from dumpcmp.align.mesh.solve import (
     random_weights,
 )
 from dumpcmp.align.mesh.unshard import Plan, distance, reduce_terms, slices
-from dumpcmp.judge.tolerances import ACCIDENT, BESIDE, REGION
-from dumpcmp.nouns.layouts import CHUNK, ReduceOp
+from dumpcmp.judge.tolerances import ACCIDENT, REGION
+from dumpcmp.nouns.layouts import ReduceOp
 from dumpcmp.nouns.spoken import counted, ranks_named
 from dumpcmp.nouns.value import Kind, Value, widen
 
@@ -116,24 +116,10 @@ def errors_of_ranks(question: Question, plan: Plan) -> tuple[tuple[int, float], 
 def _told_apart(wrong: Sequence[Fit], right: Sequence[Fit], places: Sequence[str]) -> str:
     """Who is wrong, and who is right: ranks, or microbatches where a rank has some of both."""
     both = {one.rank for one in wrong} & {one.rank for one in right}
-    if CHUNK in places[0]:
-        return _chunks_told_apart(wrong, right, places)
     if not both or len(wrong) > _SINGLY:
         agree = f"; right: {ranks_named(one.rank for one in right)}" if right else ""
         return f"wrong: {_listed({one.rank: one.rel_l2 for one in wrong})}{agree}"
     return f"wrong: {_erring(wrong, places)}; right: {_placed(right, places)}"
-
-
-def _chunks_told_apart(wrong: Sequence[Fit], right: Sequence[Fit], places: Sequence[str]) -> str:
-    """Which chunks are wrong; one that is off by a hundredth of another may be so by rounding."""
-    worst = max(one.rel_l2 for one in wrong)
-    far = [one for one in wrong if one.rel_l2 >= BESIDE * worst]
-    if len(far) > _SINGLY:
-        return f"wrong: {len(far)} of {len(places)} chunks (rel_l2 up to {worst:.2g})"
-    near = [one for one in wrong if one.rel_l2 < BESIDE * worst]
-    agree = sorted((*right, *near), key=lambda one: one.position)
-    told = f"; right: {_placed(agree, places)}" if agree else ""
-    return f"wrong: {_erring(far, places)}{told}"
 
 
 def _erring(wrong: Sequence[Fit], places: Sequence[str]) -> str:

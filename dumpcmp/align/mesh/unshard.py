@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from dumpcmp.align.mesh.regions import Region, Shape, Shard, Stretch, corners, regions
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.layouts import (
-    CHUNK,
     MICROBATCH,
-    STATE,
     Coordinate,
     Coordinates,
     Layout,
@@ -53,9 +51,6 @@ class Tile:
 def _place(rank: str, shard: Shard) -> str:
     """Where one of several shards of a rank is from."""
     at = {c.axis: c.index for c in shard.layout.coordinates}
-    chunk = at.get(CHUNK, at.get(STATE))
-    if chunk is not None:
-        return f"chunk {chunk}"
     return f"microbatch {at[MICROBATCH]} on {rank}" if MICROBATCH in at else rank
 
 

@@ -15,10 +15,8 @@ from dumpcmp.align.pairing import in_golden_terms, turned_pair, with_repeats
 from dumpcmp.align.partners import Partners
 from dumpcmp.align.passes import by_provenance, with_collectives
 from dumpcmp.align.unwritten import unwritten
-from dumpcmp.comparing.blame import in_order
 from dumpcmp.comparing.both_sides import let_go
 from dumpcmp.comparing.clipping import clipped_by
-from dumpcmp.comparing.clues import _found
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.digests import check_all, check_ends
 from dumpcmp.comparing.effect_pairs import with_effect_values
@@ -27,6 +25,7 @@ from dumpcmp.comparing.kept_states import kept_states, replay_states
 from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.leaves import differ_anywhere, leaf_findings
 from dumpcmp.comparing.measuring import Tell, measure_all
+from dumpcmp.comparing.order_of_roots import in_order
 from dumpcmp.comparing.own_metrics import asking
 from dumpcmp.comparing.placing import placed
 from dumpcmp.comparing.proposals import turns_between
@@ -36,19 +35,18 @@ from dumpcmp.comparing.questions.facts import Facts
 from dumpcmp.comparing.questions.matching import MatchedRun, match_values
 from dumpcmp.comparing.questions.step_programs import Programs, RunValues
 from dumpcmp.comparing.questions.verdicts import JudgedFacts, Judging, ValueState
-from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.shortcuts import allowed
 from dumpcmp.comparing.side import Side
-from dumpcmp.comparing.span_comparison import SpanComparison
+from dumpcmp.comparing.span_comparison import Replaying, SpanComparison
 from dumpcmp.comparing.spans import Span
 from dumpcmp.comparing.trained import replay_updates
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import ReferenceChecker, RoundingChecker
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.judge.tolerances import QUANTISED
-from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.row import Pair, Row, Unwritten
+from dumpcmp.nouns.row import Judgement, Measured, Pair, Row, Unwritten, Why
 
 _UnwrittenValues = Mapping[Key, Unwritten]
 
@@ -73,7 +71,7 @@ def compare_span(
     pairs, ours, theirs = with_effect_values(pairs, ours, theirs, so_far.counting)
     pairs, ours, theirs = so_far.effects.weights.with_ends(pairs, ours, theirs, so_far.counting)
     golden.side, target.side = ours, theirs
-    golden.names = target.names = so_far.effects.weights._names
+    golden.names = target.names = so_far.effects.weights.names
     ways = Ways.of(ours.listing, theirs.listing, shortcuts)
     work = lay_out(pairs, ours, theirs, span.finer, ways, rule.closeness)
     work = placed(asking(work, so_far.metrics, ours.listing), so_far.device)
@@ -85,7 +83,7 @@ def compare_span(
         leaves = leaf_findings(pairs, measured, ours, theirs, so_far.is_apart)
     updates: dict[Pair, Replay] = {}
     if is_usual:
-        found = partial(_found, measured)
+        found = partial(_measured_of, measured)
         stale = so_far.history.stale(pairs, ours, theirs)
         made = so_far.courses.updates(pairs, ours, theirs, found)
         is_off = so_far.replaying is Replaying.OFF
@@ -117,7 +115,7 @@ def compare_span(
     rows = so_far.effects.judged(rows, so_far.is_apart)
     roots_before = so_far.latest_root
     latest = next((row for row in reversed(rows) if row.root), roots_before)
-    flow = DataFlow(pairs, ours.listing, theirs.listing, {}, {})
+    flow = DataFlow(pairs, ours.listing, theirs.listing)
     looked = Looked(ours, theirs, so_far.counting, so_far.is_apart, flow, work, measured)
     rows, so_far.latest_root = so_far.effects.with_rows(rows, looked, roots_before, latest)
     roots = in_order(row for row in rows if row.root)
@@ -128,6 +126,12 @@ def compare_span(
     so_far.noted.is_undeclared |= ways.is_undeclared
     so_far.nbytes += nbytes
     let_go()
+
+
+def _measured_of(measured: Mapping[Pair, Measured], pair: Pair) -> Measured | None:
+    """What measuring found of a pair, or of the one that it repeats."""
+    first = pair if pair in measured or pair.repeats is None else pair.repeats
+    return measured.get(first)
 
 
 def _in_laps(so_far: SpanComparison, ours: Side, theirs: Side) -> Side:
@@ -221,6 +225,7 @@ def _row(one: JudgedFacts, state: ValueState, ways: Ways) -> Row:
     call = listing.call(pair.key)
     is_root = state.root is pair and judgement.verdict.fails
     cause = state.root.key if state.root and not is_root and judgement.verdict.fails else None
+    kernel, suspects = _fused_with(pair, judgement, ways.target) if is_root else ("", ())
     return Row(
         key=pair.key,
         order=own.order if own else listing.record(pair.key).order,
@@ -241,4 +246,19 @@ def _row(one: JudgedFacts, state: ValueState, ways: Ways) -> Row:
         reference_errors=measured.reference,
         own=measured.own,
         replay=one.check,
+        kernel=kernel,
+        suspects=suspects,
     )
+
+
+def _fused_with(pair: Pair, judgement: Judgement, target: Listing) -> tuple[str, tuple[str, ...]]:
+    """The kernel that stores a root, and the ops in it that store nothing: any may be wrong."""
+    call = target.call(pair.target) if pair.target else None
+    if call is None or pair.key.slot.is_gradient or judgement.why in (Why.LEAF, Why.CALL):
+        return "", ()
+    sites = [
+        Site(call.model, call.step, Op(op), int(number))
+        for op, _, number in (origin.rpartition("#") for origin in call.origins)
+    ]
+    silent = [s for s in sites if not any(key.slot.is_output for key in target.sites.get(s, ()))]
+    return call.kernel, tuple(f"{site.op}#{site.call}" for site in silent)

@@ -11,16 +11,16 @@ from operator import or_
 from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.batches import run_batched
 from dumpcmp.comparing.measuring import Tell
-from dumpcmp.comparing.no_gradient import _is_zero
 from dumpcmp.comparing.paired_calls import call_differences
 from dumpcmp.comparing.questions.between_steps import BetweenSteps
 from dumpcmp.comparing.questions.checks import CallCheck, CallRecords, check_calls
 from dumpcmp.comparing.questions.step_programs import RunValues, StepPrograms
 from dumpcmp.comparing.questions.verdicts import Absence, JudgedFacts, Meaning
-from dumpcmp.comparing.requests import Asking, _unasked
+from dumpcmp.comparing.requests import Asking, unasked
 from dumpcmp.comparing.stopped import said_of_ranks
+from dumpcmp.comparing.summaries import is_zero_everywhere
 from dumpcmp.comparing.terms import terms_given
-from dumpcmp.comparing.updates import with_updates
+from dumpcmp.comparing.updates import shown_sums
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.judge.tolerances import APART, STANDS_OUT
@@ -30,12 +30,12 @@ from dumpcmp.nouns.given import argument_tree
 from dumpcmp.nouns.key import ROOT, Key, Site
 from dumpcmp.nouns.leaf import LeafFinding
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.row import NOWHERE, UNMEASURED, LaidOut, Measured, Pair, Trouble, Unwritten
+from dumpcmp.nouns.row import UNMEASURED, LaidOut, Measured, Pair, Trouble, Unwritten
 from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.shadows.kernel_checks import load_value
 from dumpcmp.shadows.kernel_regions import check_regions, is_compiled
 from dumpcmp.shadows.program import Node, Program, ValueId
-from dumpcmp.shadows.proving import Proof, ProofAnswer, ProofFinding, _signature
+from dumpcmp.shadows.proving import Proof, ProofAnswer, ProofFinding, call_digests
 from dumpcmp.shadows.rewritten_memory import written_outside
 
 _NO_CHECK = Replay()
@@ -274,7 +274,7 @@ class Facts:
 
     def _sign(self, side: str, program: Program, node: Node) -> tuple[object, ...] | None:
         """What a call did to which bytes, in which of golden's steps."""
-        sign, place = _signature(program, node), (program.model, program.step)
+        sign, place = call_digests(program, node), (program.model, program.step)
         step = self.counting.in_golden_terms(*place) if side == "target" else program.step
         return None if sign is None else (step, *sign)
 
@@ -398,7 +398,7 @@ class Facts:
         measured = self.measured_of(pair)
         absence, said = self._absence(pair, asked, lost) if not pair.both else (Absence.NONE, "")
         conditions = self.ways.conditions(pair, inputs_equal=is_clean, reference=measured.reference)
-        is_main, is_made = self.mains[pair] is pair, self._is_made(pair)
+        is_main = self.mains[pair] is pair
         check = self._check_of("target", self.target, pair.target) if is_main else None
         update = self.updates.get(pair)
         own = self._check_of("golden", self.golden, pair.golden) if is_main else None
@@ -435,7 +435,6 @@ class Facts:
             fresh=self._is_fresh(pair),
             absence=absence,
             said=said,
-            is_made=is_made,
             main=self.mains[pair],
             again=self.between.again.get(pair),
             is_passed_on=self._is_passed_on(pair),
@@ -491,13 +490,7 @@ class Facts:
     @cached_property
     def _shown_sums(self) -> dict[Pair, Pair]:
         """Gradients that lie in terms, and what shows that these were added up."""
-        open_ = {pair: () for pair, one in self.measured.items() if one.terms}
-        if not open_:
-            return {}
-        following = NOWHERE._replace(made=open_)
-        golden = self.golden.side.listing
-        found = with_updates(following, self.pairs, self.measured, golden).made
-        return {pair: after[0] for pair, after in found.items() if after}
+        return shown_sums(self.pairs, self.measured, self.golden.side.listing)
 
     def _is_by_rank(self, pair: Pair, measured: Measured) -> bool:
         """Whether what each rank has is held against golden's for it: one lap of a loop, or all."""
@@ -639,7 +632,7 @@ class Facts:
         return made or pair.unwritten is Unwritten.WHOLLY
 
     def _absence(self, pair: Pair, asked: tuple[Asking, Asking], lost: str) -> tuple[Absence, str]:
-        said = _unasked(pair, *asked, self.counting.names)
+        said = unasked(pair, *asked, self.counting.names)
         if said:
             return Absence.UNASKED, said
         slot = pair.key.slot
@@ -650,7 +643,7 @@ class Facts:
         if lost:
             return Absence.LOST, lost
         run = self.golden if pair.golden else self.target
-        if slot.is_gradient and _is_zero(run.side, pair.key):
+        if slot.is_gradient and is_zero_everywhere(run.side, pair.key):
             return Absence.ZERO, ""
         return (Absence.FUSED, "") if pair.inside else (Absence.NONE, "")
 

@@ -163,7 +163,7 @@ class Programs:
         )
         try:
             self._before[one[0]] = one[1], asked.ask(one, other)
-        except DumpcmpError as error:  # what is compared by rows is judged by rows
+        except DumpcmpError as error:  # its values are judged by their numbers and calls
             self.remarks[f"the programs could not be run in float64: {error.message}"] = None
             return None
         self.remarks |= dict.fromkeys(proof.remarks)

@@ -73,7 +73,6 @@ class JudgedFacts:
     fresh: bool = False  # memory as it was found
     absence: Absence = Absence.NONE
     said: str = ""  # of what is absent, why
-    is_made: bool = True  # a call of the run computed it
     again: Pair | None = None  # the same two values in an earlier step
     is_passed_on: bool = False  # it is what others are, which are judged
     main: Pair | None = None  # the pair by which its two values are judged, if it is another
