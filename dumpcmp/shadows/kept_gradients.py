@@ -85,6 +85,11 @@ def is_kept(program: Program, gradient: ValueId) -> bool:
     return node is not None and isinstance(node.own, GradientSoFar)
 
 
+def knows_earlier(program: Program, gradient: ValueId) -> bool:
+    """Whether it is on record what the step before left of a gradient."""
+    return earlier_gradient(gradient) in program.records
+
+
 def with_kept_gradients(program: Program, load: LoadRecorded) -> Program:
     """`program`, in which gradients that calls alone do not explain are added to earlier ones.
 

@@ -109,8 +109,9 @@ def _moved_apart(pair: LeafPair, golden: Shadow, target: Shadow, before: Before)
     ]
     if len(grads) == 2 and not before.is_term(earlier[1]):
         share = ((grads[1] - grads[0]).abs() / grads[0].abs().clamp_min(1e-300)).clamp_max(2.0)
-        allowed = allowed + GROWTH * share * moves[0].abs().max()
-    size = _norm(moves[0])
+        largest = torch.stack(moves).abs().max()
+        allowed = allowed + GROWTH * share * largest
+    size = max(map(_norm, moves))
     excess = _norm((apart - allowed).clamp_min(0.0))
     return HowFar(excess / size if size else float(excess > 0), GROWTH * eps)
 

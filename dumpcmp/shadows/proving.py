@@ -19,7 +19,12 @@ from dumpcmp.shadows.fingerprints import numbers_rounded_to
 from dumpcmp.shadows.frontier import frontier, is_together, unknown_leaves
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.guilt import Guilt, calls_in_place, guilty, lacking_before
-from dumpcmp.shadows.kept_gradients import is_kept, with_earlier_gradients, with_kept_gradients
+from dumpcmp.shadows.kept_gradients import (
+    is_kept,
+    knows_earlier,
+    with_earlier_gradients,
+    with_kept_gradients,
+)
 from dumpcmp.shadows.kernel_checks import load_value
 from dumpcmp.shadows.known_values import KnownValues
 from dumpcmp.shadows.outside import (
@@ -371,9 +376,13 @@ class StepProof:
             if len({*kept}) == 1:
                 yield its, mine
                 continue
+            place = _ProofPlace.of_value(target, mine.effect.value)
+            if not knows_earlier(*sides[kept.index(False)]):
+                reason = "what the step before left of it was not recorded"
+                self._add(ProofAnswer.UNKNOWN, "target", place, reason)
+                continue
             who, other = ("golden", "mine") if kept[0] else ("mine", "golden")
             reason = f"{who} adds it to what the step before left, {other} sets that to zero first"
-            place = _ProofPlace.of_value(target, mine.effect.value)
             self._add(ProofAnswer.DIFFERENT_PROGRAM, "target", place, reason)
 
     def _differ_by_levels(self, golden: Shadow, target: Shadow) -> bool:
