@@ -122,6 +122,7 @@ _SETTLED = (
 )
 _CODES = "the target has codes here, by levels that are declared"
 _SETTLED_BY_PROGRAMS = frozenset((Trouble.SHAPE, Trouble.UNSOLVED, Trouble.LACKING))
+_UNMEASURED = frozenset((Trouble.UNSOLVED, Trouble.UNKEPT))
 _NO_DIFFERENCE = frozenset(Absence) - {Absence.NONE, Absence.FUSED}
 _OWN = frozenset((Why.INTRODUCED, Why.GOLDEN, Why.LEAF, Why.CALL, Why.WIRED, Why.REPLICAS))
 _TROUBLES = {
@@ -220,7 +221,8 @@ class Judging:
         if not judgement.verdict.fails:
             is_open = judgement.verdict is Verdict.INCONCLUSIVE
             taint = max(taint, Taint.DOUBT) if is_open else taint
-            return ValueState(judgement, taint, root, is_flipped, not is_open)
+            is_near = not is_open or _is_passed_by(one, before)
+            return ValueState(judgement, taint, root, is_flipped, is_near)
         return self._far(one, judgement, before, taint, root, is_flipped)
 
     # what is wrong by itself
@@ -440,6 +442,14 @@ def _is_shown(one: JudgedFacts) -> bool:
         return one.check is not None and one.check.is_known
     checks = (one.check, one.golden_check)
     return one.is_passed_on or all(check is not None and check.is_known for check in checks)
+
+
+def _is_passed_by(one: JudgedFacts, before: Sequence[ValueState]) -> bool:
+    """Whether a value was measured nowhere, and all that it was computed from is near golden's.
+
+    What is far after it is where that first shows: here or there something is wrong.
+    """
+    return one.measured.trouble in _UNMEASURED and all(each.is_near for each in before)
 
 
 def _why_open(one: JudgedFacts) -> str:
