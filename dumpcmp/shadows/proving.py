@@ -45,7 +45,7 @@ from dumpcmp.shadows.same_numbers import SameNumbers
 from dumpcmp.shadows.shadow import Choices, Shadow
 from dumpcmp.shadows.shared_weights import with_sums_of_terms
 from dumpcmp.shadows.shown_effects import EffectPair, PairedEffects, paired_effects
-from dumpcmp.shadows.starting import Before, Relation, Start, is_spread
+from dumpcmp.shadows.starting import Before, Relation, Start, is_gradient, is_spread
 from dumpcmp.shadows.together import read_program
 from dumpcmp.shadows.unshown import unmade_effects, why_unshown
 
@@ -475,7 +475,12 @@ class StepProof:
             if leaf is not None:
                 place = _ProofPlace.of_leaf(target, node, leaf)
                 is_handed = target.program.num_parts > 1 and len(target.program.ranks) > 1
-                is_known = not is_handed and (self.step == 0 or is_given(node.takes[leaf]))
+                is_outside = is_gradient(target.program, node.takes[leaf]) and not any(
+                    is_gradient(golden.program, each) for each in golden.program.leaves
+                )  # of a loss that golden alone has recorded
+                is_known = not (is_handed or is_outside) and (
+                    self.step == 0 or is_given(node.takes[leaf])
+                )
                 answer = ProofAnswer.DIFFERENT_START if is_known else ProofAnswer.UNKNOWN
                 factor = _common_factor(differing)
                 told = f"; what differs is {factor:g} times golden's" if factor else ""

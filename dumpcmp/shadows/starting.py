@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dumpcmp.align.renaming import unwrapped
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.record import Kept, Record
+from dumpcmp.nouns.record import Kept, Phase, Record
 from dumpcmp.nouns.value import value_of
 from dumpcmp.shadows.assembled_weights import AssembledWeight, assembled, order_of_indices
 from dumpcmp.shadows.declared_levels import are_codes, quantised
@@ -202,7 +202,7 @@ class Start:
         name = _name(shadow.program, value)
         others = {id(self._of_target[o]): o for o in reversed(self._targets.get(name, ()))}
         held = [(other, self._records[other]) for other in reversed(others.values())]
-        if not value.key.slot.is_gradient or len(held) < 2:
+        if not is_gradient(shadow.program, value) or len(held) < 2:
             return None
         found = assembled(shadow.record(value).shape, held)
         if found is None:
@@ -381,6 +381,13 @@ def _name(program: Program, value: ValueId) -> NameInProgram:
             return "gradient", 0, effect.name
     key = value.key
     return unwrapped(key.op), key.call, key.slot
+
+
+def is_gradient(program: Program, value: ValueId) -> bool:
+    """Whether a leaf is a gradient, by its name, or as only a backward pass takes it."""
+    takers = program.consumers.get(value, ())
+    is_backward = bool(takers) and all(each.call.phase is Phase.BACKWARD for each in takers)
+    return is_backward or value.key.slot.is_gradient
 
 
 def _taken_as(shadow: Shadow, value: ValueId) -> Iterator[NameInProgram]:
