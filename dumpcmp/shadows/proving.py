@@ -288,22 +288,31 @@ class StepProof:
                 place = _ProofPlace.of_value(golden, leaf)
                 reason = "an optimizer that was not recorded has changed it, or mine"
                 self._add(ProofAnswer.UNKNOWN, "golden", place, reason)
-        for pair in start.differing:
-            if pair.relation is not Relation.OTHER or pair.golden not in used:
-                continue
+        others = [p for p in start.differing if p.relation is Relation.OTHER and p.golden in used]
+        how_far = {
+            id(pair): distance(pair, golden, target, self.before, noise)
+            for pair in others
+            if pair.target not in target.program.producers
+        }
+        # Some weights go anywhere, where an optimizer makes steps of noise; most of them do not.
+        late = [one for pair in others if pair.target.key.slot.is_weight
+                and (one := how_far.get(id(pair))) is not None]  # fmt: skip
+        num_weights = sum(leaf.key.slot.is_weight for leaf in used)
+        are_moved = 2 * sum(one.found > COARSEST for one in late) > num_weights
+        for pair in others:
             place = _ProofPlace.of_value(target, pair.target)
             if pair.target in target.program.producers:
                 if drew_alike(pair, golden, target):
                     continue
                 self._add(ProofAnswer.UNKNOWN, "target", place, "it drew other numbers than golden")
                 continue
-            apart = distance(pair, golden, target, self.before, noise)
+            apart = how_far[id(pair)]
             if is_late(pair, self.step) and apart.is_rounding:
                 continue
             self._open_starts["golden"].add(pair.golden)
             self._open_starts["target"].add(pair.target)
-            is_open = not pair.target.key.slot.is_weight and (
-                self.step > 0 or is_late(pair, self.step)
+            is_open = (self.step > 0 or is_late(pair, self.step)) and not (
+                are_moved and pair.target.key.slot.is_weight
             )
             is_rounded = may_be_rounded(pair, self.step) and (is_open or apart.found <= COARSEST)
             if is_rounded or apart.found <= SLIGHT:

@@ -326,7 +326,7 @@ class _OverRanks:
             ) or any(
                 each.is_same(part) or _is_slice(part, each)
                 for each in self.wholes
-                if each not in named
+                if each not in named and not (named and part.leaf is not None)
             )
         except DumpcmpError:
             return False
