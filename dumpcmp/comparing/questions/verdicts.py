@@ -543,7 +543,28 @@ def _covered(
         if way is _LeadsTo.FAILING and (root := _other_cause(pair, states, takers)) is not None:
             judgement = replace(states[pair].judgement, why=Why.PLAIN)
             states[pair] = replace(states[pair], judgement=judgement, root=root)
+    return _with_roots(states, sources)
+
+
+def _with_roots(
+    states: dict[Pair, ValueState], sources: Mapping[Pair, Sequence[Pair]]
+) -> dict[Pair, ValueState]:
+    """The states, in which what fails follows from something that fails by itself.
+
+    What was taken for its root may have been shown to be no matter.
+    """
+    for pair, state in states.items():
+        if state.judgement.verdict.fails and not _is_rooted(state.root, states):
+            before = (states[each].root for each in sources.get(pair, ()) if each in states)
+            root = next((each for each in before if _is_rooted(each, states)), pair)
+            states[pair] = replace(state, root=root)
     return states
+
+
+def _is_rooted(root: Pair | None, states: Mapping[Pair, ValueState]) -> bool:
+    if root is None or root not in states:  # which is in an earlier step
+        return root is not None
+    return states[root].judgement.verdict.fails and states[root].root is root
 
 
 def _is_given_out(state: ValueState, known: JudgedFacts) -> bool:
