@@ -12,9 +12,9 @@ from torch import Tensor
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.record import Call, Kept, Record
-from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import to_torch
 from dumpcmp.shadows.fingerprints import is_telling
+from dumpcmp.shadows.own_operations import FoundByElements
 from dumpcmp.shadows.program import Node, Program, ValueId
 
 _OUTPUT = "output.0"
@@ -22,7 +22,7 @@ _Bytes = tuple[str, str, int]  # digest, dtype, number of elements
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(FoundByElements):
     """A value as another call was given it."""
 
     shape: tuple[int, ...]
@@ -37,13 +37,9 @@ class Copy:
         """The same elements."""
         return {_OUTPUT: given["input.0"].reshape(self.shape)}
 
-    def held(self, *_: object) -> Replay | None:
-        """Nothing is to be held against anything: it was found by its bytes."""
-        return None
-
 
 @dataclass(frozen=True, slots=True)
-class Rechunked:
+class Rechunked(FoundByElements):
     """A value cut along one dim, and joined along another, as collectives need it."""
 
     num: int
@@ -62,13 +58,9 @@ class Rechunked:
         joined = torch.cat(given["input.0"].chunk(self.num, self.cut), self.joined)
         return {_OUTPUT: joined.narrow(self.joined, 0, self.length)}
 
-    def held(self, *_: object) -> Replay | None:
-        """Nothing is to be held against anything: it was found by its bytes."""
-        return None
-
 
 @dataclass(frozen=True, slots=True)
-class FilledUp:
+class FilledUp(FoundByElements):
     """A value with zeros behind it along one dim, as collectives need parts of one size."""
 
     dim: int
@@ -87,13 +79,9 @@ class FilledUp:
         shape[self.dim] = self.num
         return {_OUTPUT: torch.cat([value, value.new_zeros(shape)], self.dim)}
 
-    def held(self, *_: object) -> Replay | None:
-        """Nothing is to be held against anything: it was found by its bytes."""
-        return None
-
 
 @dataclass(frozen=True, slots=True)
-class CutOut:
+class CutOut(FoundByElements):
     """Some neighbouring indices of one dim of a value."""
 
     dim: int
@@ -109,10 +97,6 @@ class CutOut:
     def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """These elements."""
         return {_OUTPUT: given["input.0"].narrow(self.dim, self.first, self.length)}
-
-    def held(self, *_: object) -> Replay | None:
-        """Nothing is to be held against anything: it was found by its bytes."""
-        return None
 
 
 def with_copies(archive: Archive, program: Program, across: bool = True) -> Program:

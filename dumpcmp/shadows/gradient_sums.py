@@ -255,7 +255,7 @@ class _Knowing:
         for place, node in nodes:
             (gradient,) = node.gives.values()
             is_open = gradient in self._open
-            if not is_open or self._is_right(node, gradient):
+            if not is_open or hands_back(node, gradient, self.load):
                 found.append((place, node))
             elif gradient not in self._returned and gradient not in self.program.producers:
                 assert node.own is not None
@@ -287,7 +287,7 @@ class _Knowing:
             known_by = dict.fromkeys(values.get(gradient, ()))  # none where no value was recorded
             some = sorted(known_by, key=lambda value: -orders[value])
             asked = [regions.node(v, known, left[gradient]) for v in some[:_MOST_VALUES]]
-            right = (made for made in asked if made and self._is_right(made[1], gradient))
+            right = (made for made in asked if made and hands_back(made[1], gradient, self.load))
             if (made := next(right, None)) is not None:
                 known.add(gradient)
                 yield made
@@ -298,15 +298,19 @@ class _Knowing:
             takes = {slot: value for slot, value in behind.items() if slot.startswith("grad")}
             yield last, Node(gradient.rank, node.call, takes, {_OUTPUT: gradient}, own)
 
-    def _is_right(self, node: Node, gradient: ValueId) -> bool:
-        """Whether it is what the calls behind it hand back."""
-        assert node.own is not None
-        try:
-            given = {slot: self.load(value) for slot, value in node.takes.items()}
-            replay = node.own.held(given, self.load(gradient))
-        except DumpcmpError:
-            return False
-        return replay is None or (replay.is_known and not wrong(replay))
+
+def hands_back(node: Node, gradient: ValueId, load: LoadRecorded) -> bool:
+    """Whether what was recorded of a gradient is what `node` makes of recorded values.
+
+    What is supposed of its making may not even fit the shapes.
+    """
+    assert node.own is not None
+    try:
+        given = {slot: load(value) for slot, value in node.takes.items()}
+        replay = node.own.held(given, load(gradient))
+    except (DumpcmpError, RuntimeError):
+        return False
+    return replay is None or (replay.is_known and not wrong(replay))
 
 
 def gradient_effects(program: Program) -> Iterator[StepEffect]:

@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.judge.replaying import wrong
-from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.rating import Rerun
-from dumpcmp.shadows.gradient_sums import GradientSum, LoadRecorded
+from dumpcmp.shadows.gradient_sums import GradientSum, LoadRecorded, hands_back
 from dumpcmp.shadows.program import Node, OwnOperation, Program, ValueId
 
 _OUTPUT = "output.0"
@@ -97,9 +95,9 @@ def with_kept_gradients(program: Program, load: LoadRecorded) -> Program:
     """
     found = {node: other for node in program.nodes if (other := _added(program, node)) is not None}
     sizes = {node: math.prod(program.records[_made_by(node)].shape) for node in found}
-    if not found or is_held(min(found, key=lambda node: sizes[node]), load):
+    if not found or _is_right(min(found, key=lambda node: sizes[node]), load):
         return program
-    kept = {node for node, other in found.items() if is_held(other, load)}
+    kept = {node for node, other in found.items() if _is_right(other, load)}
     nodes = [found[node] if node in kept else node for node in program.nodes]
     return replace(program, nodes=nodes)
 
@@ -113,12 +111,5 @@ def _made_by(node: Node) -> ValueId:
     return next(iter(node.gives.values()))
 
 
-def is_held(node: Node, load: LoadRecorded) -> bool:
-    """Whether a node gives what was recorded of its gradient."""
-    assert node.own is not None
-    try:
-        given = {slot: load(value) for slot, value in node.takes.items()}
-        replay = node.own.held(given, load(_made_by(node)))
-    except DumpcmpError:
-        return False
-    return replay is None or (replay.is_known and not wrong(replay))
+def _is_right(node: Node, load: LoadRecorded) -> bool:
+    return hands_back(node, _made_by(node), load)

@@ -13,6 +13,7 @@ from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.rating import Rerun
+from dumpcmp.shadows.own_operations import OfOneCall
 from dumpcmp.shadows.program import Node, Program
 
 _INPUT, _OUTPUT = "input.0", "output.0"
@@ -21,7 +22,7 @@ _EXPANDING = OpSet("expand")
 
 
 @dataclass(frozen=True, slots=True)
-class LocalShape:
+class LocalShape(OfOneCall):
     """What a rank has, in the shape that its own result has."""
 
     call: Call
@@ -31,14 +32,6 @@ class LocalShape:
     @property
     def expression(self) -> Hashable:
         return "local shape", self.shape, self.is_expanded
-
-    @property
-    def slot(self) -> str:
-        return _OUTPUT
-
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        return (self.call,)
 
     def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The same elements."""

@@ -31,6 +31,7 @@ from dumpcmp.shadows.gradient_sums import (
     gradient_effects,
     gradient_node,
     gradient_nodes,
+    hands_back,
 )
 from dumpcmp.shadows.kept_gradients import so_far
 from dumpcmp.shadows.program import (
@@ -358,7 +359,7 @@ class _Handing:
                 continue
             alone = gradient_node(gradient, [(0, node, slot)])
             load = loading(self.load, handed)
-            if _is_held(alone, gradient, load):
+            if hands_back(alone, gradient, load):
                 return True
         return False
 
@@ -386,17 +387,6 @@ def loading(load: LoadRecorded, handed: Mapping[ValueId, Node]) -> LoadRecorded:
         return node.own.run(given)[_OUTPUT]
 
     return loaded
-
-
-def _is_held(node: Node, gradient: ValueId, load: LoadRecorded) -> bool:
-    """Whether a recorded gradient is what `node` makes of recorded values."""
-    assert node.own is not None
-    try:
-        given = {slot: load(value) for slot, value in node.takes.items()}
-        replay = node.own.held(given, load(gradient))
-    except (DumpcmpError, RuntimeError):
-        return False
-    return replay is not None and replay.is_known and not wrong(replay)
 
 
 @dataclass(eq=False)
@@ -698,7 +688,7 @@ class _Relating:
         return self.program.records[local.takes["value 0"]].shape
 
     def _is_right(self, node: Node, gradient: ValueId) -> bool:
-        return _is_held(node, gradient, self.load)
+        return hands_back(node, gradient, self.load)
 
 
 def _reduced(

@@ -17,6 +17,7 @@ from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import Kind, dtype_named, to_torch
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.rating import Rerun
+from dumpcmp.shadows.own_operations import FoundByElements, OfOneCall
 from dumpcmp.shadows.program import Node, Program
 
 _OUTPUT = "output.0"
@@ -24,7 +25,7 @@ _LOOKUPS = OpSet("embedding")
 
 
 @dataclass(frozen=True, slots=True)
-class SharedLookup:
+class SharedLookup(OfOneCall):
     """A lookup in this rank's part of a table; what the others have is zero until they add up."""
 
     call: Call
@@ -35,14 +36,6 @@ class SharedLookup:
     @property
     def expression(self) -> Hashable:
         return "shared lookup", self.first, self.table
-
-    @property
-    def slot(self) -> str:
-        return _OUTPUT
-
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        return (self.call,)
 
     def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The rows that this rank has."""
@@ -64,7 +57,7 @@ class SharedLookup:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnRows:
+class OwnRows(FoundByElements):
     """What a shared lookup hands on to be added up."""
 
     slot: str
@@ -77,10 +70,6 @@ class OwnRows:
     def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The same elements."""
         return {_OUTPUT: given["input.0"]}
-
-    def held(self, *_: object) -> Replay | None:
-        """Nothing is to be held against anything: it was found by its elements."""
-        return None
 
 
 def with_shared_tables(archive: Archive, program: Program) -> Program:

@@ -13,6 +13,7 @@ from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.running import rerun
+from dumpcmp.shadows.own_operations import OfOneCall
 from dumpcmp.shadows.plain_arguments import plain_arguments
 from dumpcmp.shadows.program import Node, Program, ValueId
 
@@ -29,7 +30,7 @@ _ADDED = OpTable(  # slots of what functions add to a product, or to each other
 
 
 @dataclass(frozen=True, slots=True)
-class SharedTerm:
+class SharedTerm(OfOneCall):
     """A call whose output is a term of a sum over ranks: each adds its share of some inputs."""
 
     call: Call
@@ -39,14 +40,6 @@ class SharedTerm:
     def expression(self) -> Hashable:
         asked = self.call.target, plain_arguments(self.call.arguments)
         return "shared term", asked, tuple(sorted(self.shares.items()))
-
-    @property
-    def slot(self) -> str:
-        return _OUTPUT
-
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        return (self.call,)
 
     def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The term in float64."""

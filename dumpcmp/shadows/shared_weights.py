@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.judge.replaying import wrong
-from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.record import Call, Kept
+from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.value import to_torch
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.rating import Rerun
-from dumpcmp.shadows.gradient_sums import gradient_nodes
+from dumpcmp.shadows.gradient_sums import gradient_nodes, hands_back
+from dumpcmp.shadows.kernel_checks import load_value
 from dumpcmp.shadows.program import Node, Program, ValueId
 
 _OUTPUT = "output.0"
@@ -170,19 +169,7 @@ def _is_alone(archive: Archive, program: Program, node: Node | None, gradient: V
     """Whether a gradient is what the calls of its microbatch hand back, and nothing else."""
     if node is None or node.own is None:
         return False
-
-    def load(value: ValueId) -> Tensor:
-        record = program.records[value]
-        if record.kept is not Kept.FULL:
-            raise DumpcmpError("it was not kept")
-        return to_torch(archive.load(record)).reshape(record.shape)
-
-    try:
-        given = {slot: load(value) for slot, value in node.takes.items()}
-        replay = node.own.held(given, load(gradient))
-    except DumpcmpError:
-        return False
-    return replay is not None and replay.is_known and not wrong(replay)
+    return hands_back(node, gradient, partial(load_value, archive, program))
 
 
 def _with_terms(program: Program) -> Program:
