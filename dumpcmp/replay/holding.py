@@ -71,6 +71,10 @@ class HeldValue:
         self.is_exact = self.is_exact or rerun.is_exact
         self.is_nearest, self.is_either = rerun.is_nearest, rerun.is_either
         unwritten = rerun.unwritten.get(self.slot)
+        if got.is_meta:  # memory that nobody had written to when it was recorded
+            if unwritten is None or not unwritten.all():
+                return Replay(unknown=f"nobody had written to {self.slot} when it was recorded")
+            got = expected
         if unwritten is not None:  # whatever is there is right
             expected = torch.where(unwritten, got.to(expected.dtype), expected)
         if self.is_exact:
